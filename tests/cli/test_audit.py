@@ -359,6 +359,26 @@ def test_a_database_with_other_definitions_is_found(copy: Log, statement: str, t
     assert said.returncode == 1 and told in said.stdout
 
 
+def test_a_trigger_with_a_name_like_those_of_sqlite_itself_is_found_and_keeps_every_writer_out(copy: Log) -> None:
+    with sqlite3.connect(copy.state / "ringfence.db") as database:
+        database.execute("CREATE TRIGGER t AFTER INSERT ON records BEGIN DELETE FROM keys; END")
+        database.execute("PRAGMA writable_schema = 1")
+        text = "UPDATE sqlite_master SET name = ?1, sql = replace(sql, 'TRIGGER t', 'TRIGGER ' || ?1) WHERE name = 't'"
+        database.execute(text, ("sqlite_t",))
+    database.close()
+    said = copy.audit("verify")
+    assert said.returncode == 1 and "trigger sqlite_t of the database is none of ours" in said.stdout
+    said = copy.audit("erase", "call_aaa1")
+    assert said.returncode != 0 and "has the trigger 'sqlite_t'" in said.stderr
+
+
+def test_statistics_that_sqlite_collected_are_no_fault(copy: Log) -> None:
+    with sqlite3.connect(copy.state / "ringfence.db") as database:
+        database.execute("ANALYZE")
+    database.close()
+    assert copy.audit("verify").returncode == 0
+
+
 def test_a_payload_that_is_gone_without_an_erasure_is_found(copy: Log) -> None:
     copy.edit("DELETE FROM payloads WHERE call_id = 'call_aaa1' AND part = 'arguments'")
     said = copy.audit("verify")

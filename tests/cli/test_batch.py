@@ -202,6 +202,7 @@ def test_each_program_has_a_folder_for_its_output(tmp_path: Path, batch: Path) -
     for name, problem in (
         ("../up", "not a name"),
         (".git", "not a name"),
+        ("_darcs", "not a name"),
         ("a/b", "not a name"),
         ("2", "line 2 has it"),
     ):
@@ -210,6 +211,9 @@ def test_each_program_has_a_folder_for_its_output(tmp_path: Path, batch: Path) -
         assert (refused.returncode, refused.stdout) == (2, "")
         assert refused.stderr.startswith(f"{batch}:3: id {name}: ") and problem in refused.stderr, refused.stderr
         assert os.listdir(tmp_path / "other") == []
+    (tmp_path / "other" / "linked").symlink_to(tmp_path)
+    linked = run("--batch", write(batch, {"code": "3", "id": "linked"}), "--output", tmp_path / "other")
+    assert linked.returncode == 2 and "is a link, which is not followed" in linked.stderr
 
 
 def test_a_terminal_shows_how_far_it_is(batch: Path) -> None:

@@ -10,7 +10,10 @@ import pytest
 import typer
 
 from ringfence.cli import program
+from ringfence.compose.run_request import named
 from ringfence.core.box import Input
+from ringfence.core.errors import Unavailable
+from ringfence.sdk.once import inputs_of
 
 
 def refused(capsys: pytest.CaptureFixture[str]) -> str:
@@ -136,6 +139,29 @@ def test_links_in_a_folder_are_left_out_and_told(tmp_path: Path, capsys: pytest.
     os.mkfifo(tmp_path / "data/pipe")
     assert [each.name for each in program.inputs([tmp_path / "data"], None)] == ["data/a"]
     assert "3 links and special files left out" in capsys.readouterr().err
+
+
+def test_a_file_of_a_folder_that_becomes_a_link_is_never_looked_up_again(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/a").write_text("a")
+    (tmp_path / "private").write_text("private")
+    (found,) = program.inputs([tmp_path / "data"], None)
+    (tmp_path / "data/a").unlink()
+    (tmp_path / "data/a").symlink_to(tmp_path / "private")
+    (again,) = inputs_of({"inputs": {found.name: found}})  # as `box create` passes it on
+    assert (again.source, again.links) == (tmp_path / "data/a", False)
+    with pytest.raises(Unavailable):
+        named(again)
+
+
+def test_a_name_that_is_not_utf_8_is_told_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / os.fsdecode(b"a\xff")).write_text("a")
+    with pytest.raises(typer.Exit) as ended:
+        program.inputs([tmp_path / "data"], None)
+    assert ended.value.exit_code == 2 and "is not UTF-8" in refused(capsys)
 
 
 @pytest.mark.parametrize("what", ["missing", "pipe", "loop", "same", "unreadable"])

@@ -250,12 +250,11 @@ def test_where_there_are_no_sessions_their_tools_say_so(tmp_path: Path) -> None:
     assert (refused.status, refused.reason_code) == ("unavailable", "no_session")
 
 
-def test_what_a_declared_contract_hides_or_asks_the_tools_of_sessions_do_too(tmp_path: Path) -> None:
+def test_what_a_declared_contract_hides_the_tools_of_sessions_hide_too(tmp_path: Path) -> None:
     text = "capabilities: {sh: {transport: sandboxed_exec, tool: run_shell, mode: high_risk, redact: ['s3cret']}}"
     contracts = own_contracts(settings(tmp_path, text))
     beside = {name: one for name, one in contracts.items() if name not in ("sh", "execute_python")}
     assert {one.redact for one in beside.values()} == {("s3cret",)}
-    assert [name for name, one in beside.items() if one.approval != "none"] == ["send_input"]
     assert contracts["execute_python"].redact == ()
     assert own_lists(settings(tmp_path, text)).redact == ("s3cret",)
     assert len({one.digest for one in contracts.values()}) == len(contracts)

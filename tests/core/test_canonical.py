@@ -165,3 +165,20 @@ def test_an_error_in_the_middle_leaves_nothing(first: Any, second: Any) -> None:
         == json.dumps(second, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
     )
     assert canonical.dumps([canonical.Written(second)]) == b"[" + canonical.dumps(second) + b"]"
+
+
+@pytest.mark.parametrize(
+    ("value", "light"),
+    [
+        ({}, True),
+        ({"a": "b"}, True),
+        ("x" * 83, True),
+        ("x" * 84, False),
+        ({"k": "x" * 84}, False),
+        ([0] * 5, False),
+        ({str(number): {} for number in range(5)}, False),
+        ([[[[[[]]]]]], False),
+    ],
+)
+def test_what_is_light_is_known_without_looking_at_all_of_it(value: object, light: bool) -> None:
+    assert canonical.is_light(value, 100) is light

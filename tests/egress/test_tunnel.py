@@ -210,15 +210,22 @@ def test_an_address_needs_no_name_and_takes_no_other() -> None:
 
 
 CHANGE = record(b"\1", kind=20)
+WARNING = record(b"\1\x5a", kind=21)
 
 
-@pytest.mark.parametrize("before", [b"", CHANGE, CHANGE + CHANGE])
+@pytest.mark.parametrize("before", [b"", CHANGE, CHANGE + CHANGE, WARNING, WARNING * 3 + CHANGE, record(b"", kind=21)])
 def test_a_second_hello_is_read_as_well(before: bytes) -> None:
     first = crafted(sni(b"example.com"))
     assert refused(first + before + crafted(sni(b"example.com"))) is None
     assert refused(first + before + crafted(sni(b"other.com"))) == "sni_mismatch"
     assert refused(first + before + fragmented(crafted(sni(b"other.com")), [1, 1, 1])) == "sni_mismatch"
     assert refused(first * 3) == "bad_hello"
+
+
+@pytest.mark.parametrize("between", [record(b""), record(b"\1", kind=24), record(b"", kind=0), b"\x80\x2e\1\3\1"])
+def test_what_no_client_sends_between_hellos_ends_the_tunnel(between: bytes) -> None:
+    first = crafted(sni(b"example.com"))
+    assert refused(first + between + crafted(sni(b"other.com"))) == "bad_hello"
 
 
 def test_early_data_hides_no_second_hello() -> None:

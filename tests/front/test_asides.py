@@ -13,8 +13,10 @@ import pytest
 from mcp.shared.exceptions import MCPError
 
 from ringfence.core.model import Json, Principal, ServerSpec
+from ringfence.front import mcp as mcp_front
 from ringfence.front.inbound import ClientRequest, Inbound
 from ringfence.front.mcp import McpFront
+from tests import tooling
 from tests.faking import Reply, Said, Way, governed
 from tests.making import policy, rule
 
@@ -93,6 +95,20 @@ async def test_a_subscription_is_a_call(tmp_path: Path) -> None:
         ]
 
 
+async def test_a_session_is_subscribed_to_a_bounded_number_of_resources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mcp_front, "MOST_WATCHED", 2)
+    async with fronted(tmp_path) as (front, _):
+        client = inbound()
+        for name in ("doc:a", "doc:b", "doc:a"):
+            await ask(front, "resources/subscribe", client, uri=name)
+        with pytest.raises(MCPError, match="can be subscribed to"):
+            await ask(front, "resources/subscribe", client, uri="doc:c")
+        await ask(front, "resources/unsubscribe", client, uri="doc:a")
+        await ask(front, "resources/subscribe", client, uri="doc:c")
+
+
 async def test_a_second_session_is_judged_too(tmp_path: Path) -> None:
     async with fronted(tmp_path) as (front, way):
         first, second = inbound(), inbound()
@@ -164,3 +180,57 @@ async def test_a_listing_that_policy_refuses_is_empty(tmp_path: Path) -> None:
     async with fronted(tmp_path, rule("deny", tool_patterns=("resources/list",))) as (front, way):
         assert await ask(front, "resources/list") == {"resources": []}
         assert (sent(way), told(way)[0][3]) == ([], "denied")
+
+
+WITHDRAWN: dict[str, tuple[dict[str, Any], str, str]] = {
+    "tools/call": ({"name": "echo", "arguments": {"text": "x"}}, "tool", "echo"),
+    "resources/read": ({"uri": PUBLIC}, "resource", PUBLIC),
+    "resources/subscribe": ({"uri": PUBLIC}, "resource", PUBLIC),
+    "prompts/get": ({"name": "greet"}, "prompt", "greet"),
+    "completion/complete": ({"ref": {"type": "ref/prompt", "name": "greet"}}, "completion", "greet"),
+}
+
+
+@pytest.mark.parametrize("method", WITHDRAWN)
+async def test_a_call_that_is_taken_back_while_servers_start_is_on_record(tmp_path: Path, method: str) -> None:
+    params, kind, named = WITHDRAWN[method]
+    async with fronted(tmp_path) as (front, way):
+        begun = anyio.Event()
+
+        async def starting() -> None:
+            begun.set()
+            await anyio.sleep_forever()
+
+        front.settled = starting
+        async with anyio.create_task_group() as group:
+            group.start_soon(lambda: ask(front, method, **params))
+            await begun.wait()
+            group.cancel_scope.cancel()
+        assert told(way) == [(kind, method, named, "killed")]
+        assert (way.finished()[0]["reason_code"], sent(way)) == ("cancelled", [])
+
+
+async def test_a_call_that_is_taken_back_while_it_runs_is_on_record_once(tmp_path: Path) -> None:
+    async with fronted(tmp_path) as (front, way):
+        way.servers.hold = anyio.Event()
+        async with anyio.create_task_group() as group:
+            group.start_soon(lambda: ask(front, "resources/read", uri=PUBLIC))
+            await tooling.until(lambda: way.servers.requests)
+            group.cancel_scope.cancel()
+        assert told(way) == [("resource", "resources/read", PUBLIC, "killed")]
+
+
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [
+        ("prompts/get", {"name": "greet", "arguments": ["x"]}),
+        ("prompts/get", {"name": "greet", "arguments": "x"}),
+        ("prompts/get", {"name": "greet", "_meta": "x"}),
+        ("resources/read", {"uri": PUBLIC, "inputResponses": ["x"]}),
+    ],
+)
+async def test_what_is_no_object_is_refused_and_not_left_out(tmp_path: Path, method: str, params: Any) -> None:
+    async with fronted(tmp_path) as (front, way):
+        with pytest.raises(MCPError, match="must be an object"):
+            await ask(front, method, **params)
+        assert (way.finished()[0]["reason_code"], sent(way)) == ("bad_request", [])

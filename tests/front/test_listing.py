@@ -15,6 +15,7 @@ from ringfence.core.box import Limits
 from ringfence.core.errors import Unavailable
 from ringfence.core.model import Definition, Json, Principal, ServerSpec
 from ringfence.core.ports import UpstreamRequest
+from ringfence.core.secret import Secret
 from ringfence.front.listing import Listing
 from ringfence.governance.contract import Catalog, built_in
 from ringfence.governance.dispatch import DispatchTargets
@@ -22,6 +23,7 @@ from ringfence.governance.rulebook import Rulebook, implicit_contract
 from ringfence.sandbox.tools.request import BoxContents, SessionLifetimes
 from ringfence.sandbox.tools.toolkit import PROGRAMS
 from ringfence.sandbox.tools.toolkit import definition as own_definition
+from ringfence.secrets.redaction import TenantRedactor
 from tests.faking import Said, contract, definition, governed, rulebook
 from tests.making import rule
 
@@ -133,6 +135,17 @@ async def test_only_tools_that_want_headers_have_a_header_schema(tmp_path: Path)
         assert shelf.header_schema("nobody") is None
 
 
+async def test_a_prompt_whose_name_is_a_secret_is_not_offered(tmp_path: Path) -> None:
+    secret = "s3cr3t-Tok3n-value-ABCDEFGH-9876543210"
+    async with shelved(tmp_path, Said()) as (shelf, way):
+        known_now = (Secret("token", secret),)
+        way.pipeline._guard.redactor = TenantRedactor(lambda: known_now)
+        known = (prompt("desk", "fine"), prompt("desk", f"leak-{secret}"), prompt("desk", "said", title=secret))
+        way.pipeline.rules = swapped(way.pipeline.rules, ServerSpec("desk", prompts=("*",)), prompts=known)
+        assert shelf.prompts() == [{"name": "fine"}, {"name": "said", "title": "[redacted]"}]
+        assert shelf.prompt(f"leak-{secret}") is None
+
+
 async def test_a_prompt_that_two_servers_have_is_preceded_by_its_servers_name(tmp_path: Path) -> None:
     async with shelved(tmp_path, Said()) as (shelf, way):
         a, b = ServerSpec("a", prompts=("greet", "only_*")), ServerSpec("b", prompts=("*",))
@@ -143,6 +156,38 @@ async def test_a_prompt_that_two_servers_have_is_preceded_by_its_servers_name(tm
         assert shelf.prompt("a.greet") == ("a", "greet")
         assert shelf.prompt("only_a") == ("a", "only_a")
         assert [shelf.prompt(name) for name in ("greet", "hidden", "gone.greet")] == [None, None, None]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+async def test_no_server_takes_the_name_of_another_servers_prompt(tmp_path: Path, turned: bool) -> None:
+    offers = {
+        "desk": ("shared", "own"),
+        "other": ("shared", "desk.shared", "desk.own", "desk.new", "plain.dots", "other.mine"),
+        "other.more": ("shared",),
+        "more": ("shared", "more.shared"),
+    }
+    expected = {
+        **{"desk.shared": ("desk", "shared"), "own": ("desk", "own"), "other.shared": ("other", "shared")},
+        **{f"other.desk.{name}": ("other", f"desk.{name}") for name in ("shared", "own", "new")},
+        **{"plain.dots": ("other", "plain.dots"), "other.mine": ("other", "other.mine")},
+        **{"other.more.shared": ("other.more", "shared"), "more.shared": ("more", "shared")},
+        **{"more.more.shared": ("more", "more.shared")},
+    }
+    async with shelved(tmp_path, Said()) as (shelf, way):
+        named = [prompt(server, name) for server, names in offers.items() for name in names]
+        specs = [ServerSpec(server, prompts=("*",)) for server in offers]
+        prompts = tuple(reversed(named)) if turned else tuple(named)
+        way.pipeline.rules = swapped(way.pipeline.rules, *specs, prompts=prompts)
+        assert {one["name"]: shelf.prompt(one["name"]) for one in shelf.prompts()} == expected
+
+
+async def test_a_prompt_whose_full_name_would_be_another_servers_is_not_offered(tmp_path: Path) -> None:
+    async with shelved(tmp_path, Said()) as (shelf, way):
+        specs = [ServerSpec(server, prompts=("*",)) for server in ("a", "a.b", "c")]
+        prompts = (prompt("a", "b.x"), prompt("c", "b.x"), prompt("a.b", "x"), prompt("c", "x"))
+        way.pipeline.rules = swapped(way.pipeline.rules, *specs, prompts=prompts)
+        assert {one["name"] for one in shelf.prompts()} == {"c.b.x", "a.b.x", "c.x"}
+        assert shelf.prompt("a.b.x") == ("a.b", "x")
 
 
 async def test_resources_are_those_that_their_servers_list_allows(tmp_path: Path) -> None:

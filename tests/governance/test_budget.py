@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -182,6 +184,19 @@ def test_defect_20_what_is_remembered_is_bounded(clock: Clock) -> None:
     assert len(budget._streaks) <= 50
 
 
+class Name(str):
+    """A name that can be watched."""
+
+
+def test_how_long_the_name_is_that_a_caller_gives_costs_no_memory(budget: Budget) -> None:
+    asked = call(Name("invented"))
+    seen = weakref.ref(asked.tool)
+    budget.note(asked, "d", Status.VALIDATION_FAILURE)
+    del asked
+    gc.collect()
+    assert len(budget._streaks) == 1 and seen() is None
+
+
 def test_a_place_that_is_taken_is_not_forgotten(clock: Clock) -> None:
     budget = Budget(clock=clock, kept=4)
     contract = rated(concurrent=1)
@@ -240,3 +255,16 @@ def test_loops_are_guarded_only_where_a_model_may_be_in_one() -> None:
     budget = Budget(guard_loops=False)
     for _ in range(LOOP_FAILURES + 1):
         budget.admit(call(), WRITE, "d").release(Status.FAILED)
+
+
+def test_a_call_that_waits_for_a_person_leaves_its_place_to_others(budget: Budget) -> None:
+    contract = rated(concurrent=1)
+    with budget.admit(call(), contract, "a") as waiting:
+        with waiting.set_aside(contract), budget.admit(call(), contract, "b"):
+            pass
+        with pytest.raises(Refused, match="at a time"):
+            budget.admit(call(), contract, "c")
+        with pytest.raises(Refused, match="at a time"), waiting.set_aside(contract):
+            other = budget.admit(call(), contract, "d")
+    other.release(Status.SUCCESS)
+    budget.admit(call(), contract, "e").release(Status.SUCCESS)

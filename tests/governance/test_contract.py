@@ -13,7 +13,17 @@ from ringfence.core import canonical
 from ringfence.core.box import CommandRules, Listening, Mount
 from ringfence.core.errors import Refused
 from ringfence.core.model import Contract, Mode, Rate, ResultPolicy, Retry, Status, Transport
-from ringfence.governance.contract import MAX_ARGUMENTS_BYTES, Capability, Catalog, Schemas, build, built_in, sealed
+from ringfence.governance.contract import (
+    GONE,
+    MAX_ARGUMENTS_BYTES,
+    Capability,
+    Catalog,
+    Schemas,
+    Standing,
+    build,
+    built_in,
+    sealed,
+)
 from tests.making import READ, WRITE, call, definition
 
 # ── Building ──────────────────────────────────────────────────────────────────────────────────────
@@ -286,6 +296,54 @@ def test_a_contract_without_a_server_means_the_only_one_that_has_the_tool() -> N
     twice = {**PINNED, ("other", "create_ticket"): definition(server="other")}
     assert refusal(catalog(anywhere, definitions=twice), "create_ticket").reason_code == "ambiguous_server"
     assert refusal(catalog(anywhere, definitions={}), "create_ticket").reason_code == "not_pinned"
+
+
+FIRST_USE = Standing(by_person=False)
+AT_HELPDESK = ("helpdesk", "create_ticket")
+AT_OTHER = ("other", "create_ticket")
+BOTH = {AT_HELPDESK: TICKET, AT_OTHER: definition(server="other")}
+
+
+@pytest.mark.parametrize(
+    ("pinned", "given", "expected"),
+    [
+        # accepted on first use: from the only one that offers it, once all have shown what they have
+        ([AT_OTHER], {"standing": {AT_OTHER: FIRST_USE}}, "other"),
+        ([AT_OTHER], {"standing": {AT_OTHER: FIRST_USE}, "unseen": ["helpdesk"]}, "ambiguous_server"),
+        ([AT_OTHER], {"standing": {AT_OTHER: FIRST_USE}, "live": {AT_HELPDESK: "x"}}, "ambiguous_server"),
+        ([AT_OTHER], {"standing": {AT_OTHER: FIRST_USE}, "live": {AT_HELPDESK: GONE}}, "other"),
+        # accepted by a person
+        ([AT_OTHER], {"unseen": ["helpdesk"], "live": {AT_HELPDESK: "x"}}, "other"),
+        ([AT_HELPDESK, AT_OTHER], {"standing": {AT_OTHER: FIRST_USE}}, "helpdesk"),
+        ([AT_HELPDESK, AT_OTHER], {}, "ambiguous_server"),
+        ([AT_HELPDESK, AT_OTHER], {"live": {AT_OTHER: GONE}}, "helpdesk"),
+        # relied on already
+        ([AT_HELPDESK, AT_OTHER], {"standing": {AT_HELPDESK: Standing(False, 4)}}, "helpdesk"),
+        ([AT_HELPDESK, AT_OTHER], {"standing": {AT_HELPDESK: Standing(True, 4), AT_OTHER: Standing(True, 3)}}, "other"),
+        ([AT_OTHER], {"standing": {AT_OTHER: Standing(False, 1)}, "unseen": ["helpdesk"]}, "other"),
+        ([AT_HELPDESK, AT_OTHER], {"standing": {AT_OTHER: Standing(True, 1)}, "live": {AT_OTHER: GONE}}, "tool_gone"),
+    ],
+)
+def test_no_server_takes_over_or_takes_away_the_tool_of_another(pinned: Any, given: Any, expected: str) -> None:
+    anywhere = sealed(replace(WRITE, server=None))
+    where = catalog(anywhere, definitions={place: BOTH[place] for place in pinned}, **given)
+    if expected.endswith(("server", "gone")):
+        assert refusal(where, "create_ticket", {"title": "x"}).reason_code == expected
+        assert where.bindings == {}
+    else:
+        found = where.resolve(call("create_ticket", {"title": "x"}), "development")
+        assert found.contract.server == expected
+        standing = given.get("standing", {}).get((expected, "create_ticket"), Standing())
+        assert where.bindings == ({} if standing.bound else {"create_ticket": expected})
+
+
+def test_the_operator_is_told_of_tools_that_several_servers_have() -> None:
+    anywhere = sealed(replace(WRITE, server=None))
+    assert catalog(WRITE, definitions=BOTH).doubts == [], "the contract names its server"
+    (told,) = catalog(anywhere, definitions=BOTH, standing={AT_HELPDESK: Standing(True, 1)}).doubts
+    assert "'create_ticket' of server helpdesk, which had it first; one of that name is offered by server other" in told
+    (told,) = catalog(anywhere, definitions=BOTH, unseen=["third"]).doubts
+    assert "'create_ticket' is offered by servers helpdesk, other, and nothing was seen yet of server third" in told
 
 
 def test_a_contract_may_go_by_another_name_than_its_tool() -> None:

@@ -279,6 +279,21 @@ def test_what_a_box_sent_decides_its_effect_and_is_told() -> None:
     assert build(lost)["effect"] == "unknown"
 
 
+@pytest.mark.parametrize(
+    ("host", "reason", "effect"),
+    [
+        ("stolen-data.example", "address_loopback", "confirmed"),
+        ("stolen-data.example", "own_port", "confirmed"),
+        ("*", "address_private", "confirmed"),
+        ("127.0.0.1", "address_loopback", "none"),
+        ("::1", "own_port", "none"),
+        ("stolen-data.example", "no_rule", "none"),
+    ],
+)
+def test_a_name_that_was_looked_up_was_sent_though_its_address_was_denied(host: str, reason: str, effect: str) -> None:
+    assert build(networked(denied=[{**GOT, "host": host, "reason": reason}]))["effect"] == effect
+
+
 def test_what_was_begun_in_a_session_with_a_way_out_may_use_it() -> None:
     begun = replace(ending(contract=BOX), possible=SENDS)
     assert build(begun)["effect"] == "confirmed"

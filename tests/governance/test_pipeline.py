@@ -259,6 +259,21 @@ async def test_a_cancelled_call_is_killed_on_record(tmp_path: Path, mode: str, e
         assert (await way.call()).ok, "its place is free again"
 
 
+async def test_a_call_that_ends_with_the_gateway_was_cancelled_by_no_caller(tmp_path: Path) -> None:
+    async with governed(tmp_path) as way:
+        way.servers.hold = anyio.Event()
+        with cancelled_once(lambda: way.servers.requests):
+            way.pipeline.stopping = True
+            await way.call()
+        (record,) = way.finished()
+        assert (record["status"], record["reason_code"], record["facts"]["ended"]) == (
+            "killed",
+            "stopping",
+            "cancelled",
+        )
+        assert "caller" not in record["message"] and "the gateway was stopped" in record["message"]
+
+
 async def test_a_call_cancelled_while_it_waits_for_a_person_has_no_effect(tmp_path: Path) -> None:
     said = Said(contracts=(contract("echo", mode="write", approval="always"),), wait=600)
     async with governed(tmp_path, said) as way:
@@ -305,9 +320,10 @@ async def test_a_call_cancelled_while_its_start_is_written_still_closes_once(
 
 async def broken(way: Way, kind: str) -> None:
     """From now on no record of this kind can be written."""
-    trigger = f"CREATE TRIGGER broken BEFORE INSERT ON records WHEN NEW.kind = '{kind}'"
     with sqlite3.connect(way.store.folder / "ringfence.db") as database:
-        database.execute(f"{trigger} BEGIN SELECT RAISE(ABORT, 'x'); END")
+        (last,) = database.execute("SELECT coalesce(max(id), 0) FROM records").fetchone()
+        # A kind is no JSON.
+        database.execute(f"CREATE INDEX broken ON records(json(kind)) WHERE kind = '{kind}' AND id > {last}")
     database.close()
 
 
@@ -336,7 +352,7 @@ async def test_without_a_record_no_result_is_given(tmp_path: Path, one: Any, sta
         refused = await way.call("nobody")
         assert (refused.status, refused.reason_code) == (Status.UNAVAILABLE, "store")
         with sqlite3.connect(way.store.folder / "ringfence.db") as database:
-            database.execute("DROP TRIGGER broken")
+            database.execute("DROP INDEX broken")
         database.close()
         assert (await way.call()).ok, "and when the disk is well again, so is the gateway"
 

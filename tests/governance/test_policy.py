@@ -246,6 +246,9 @@ def test_defect_20_what_is_remembered_per_tool_is_bounded() -> None:
     for number in range(5000):
         assert rules.decide(call(f"file:///{number}", kind="resource"), READ).allowed
     assert len(rules._cache) <= 4096
+    before = dict(rules._cache)
+    assert rules.decide(call("file:" + "x" * 10_000), WRITE).allowed
+    assert rules._cache == before, "nor by its length"
 
 
 def test_defect_19_a_pattern_is_no_glob() -> None:

@@ -276,6 +276,13 @@ def test_foreign_origin(served: Gateway, raw: RawHttp, origin: str) -> None:
     assert raw.http.post(served.url, json=gateway.modern(gateway.call("echo")), headers=headers).status_code == 403
 
 
+def test_a_foreign_origin_beside_our_own(served: Gateway, raw: RawHttp) -> None:
+    ours, theirs = ("origin", f"http://127.0.0.1:{served.port}"), ("origin", "http://evil.example")
+    rest = [(name, value) for name, value in {**ACCEPT, **raw.session}.items()]
+    for both in ([theirs, ours], [ours, theirs]):
+        assert raw.http.post(served.url, json=gateway.call("echo"), headers=[*rest, *both]).status_code == 403
+
+
 def test_wrong_content_type_and_accept(raw: RawHttp) -> None:
     message = gateway.call("echo", {"text": "x"})
     for kind in (

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests import tooling
 from tests.mcp import gateway
 from tests.mcp.bad_calls import ARGUMENTS, NAMES, with_arguments, with_name
 from tests.mcp.gateway import JSON, Gateway, about, text_of
@@ -176,13 +177,34 @@ def test_id_that_is_in_use(pipe: Pipe) -> None:
     assert text_of(second["result"]) == "at last", "the first one with this id is not disturbed"
 
 
+@pytest.mark.parametrize(("ident", "second"), [("mine", "mine"), (7, 7), (7, "7")])
+def test_a_second_request_with_an_id_in_use_does_not_take_the_firsts_cancellation(
+    pipe: Pipe, ident: Any, second: Any
+) -> None:
+    before = len(pipe.gateway.records(kind="started"))
+    pipe.write(json.dumps(gateway.call("slow", {"seconds": 600}, ident=ident)).encode())
+    tooling.wait_until(lambda: len(pipe.gateway.records(kind="started")) > before)
+    pipe.write(json.dumps(gateway.call("echo", {"text": "x"}, ident=second)).encode())
+    assert check_refused(pipe, pipe.answer(second))["reason_code"] == "bad_request"
+    pipe.write(json.dumps(gateway.request("tools/list", ident=second)).encode())
+    assert pipe.answer(second)["error"]["code"] == INVALID_REQUEST
+    note = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": ident}}
+    pipe.write(json.dumps(note).encode())
+    call_id = pipe.gateway.records(kind="started")[before].call_id
+    assert call_id is not None
+    tooling.wait_until(lambda: pipe.gateway.records(call_id=call_id, kind="finished"))
+    assert pipe.gateway.finished(call_id)["reason_code"] == "cancelled"
+
+
 @pytest.mark.parametrize("ident", [999, "nobody", None, [], {"a": 1}, True])
 def test_cancelling_what_is_not_there(pipe: Pipe, ident: Any) -> None:
     note = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": ident}}
     pipe.write(json.dumps(note).encode())
 
 
-def test_nothing_before_the_handshake(tmp_path: Path, hostile_command: list[str]) -> None:
+def test_nothing_before_the_handshake_and_in_it_a_client_says_little_of_itself(
+    tmp_path: Path, hostile_command: list[str]
+) -> None:
     config = gateway.configuration(
         {"hostile": {"command": hostile_command, "pins": "first_use"}}, gateway.tools("hostile", "echo")
     )
@@ -191,6 +213,11 @@ def test_nothing_before_the_handshake(tmp_path: Path, hostile_command: list[str]
         assert "error" in pipe.ask(gateway.call("echo", {"text": "early"}))
         (body,) = refused(pipe.gateway)
         assert (body["reason_code"], body["method"]) == ("not_initialized", "tools/call")
+        talkative: JSON = {"experimental": {f"k{number}": {} for number in range(1000)}}
+        assert "clientInfo and capabilities" in pipe.ask(gateway.initialize(talkative))["error"]["message"]
+        modern = pipe.ask(gateway.modern(gateway.call("echo"), talkative))
+        assert "clientInfo and capabilities" in modern["error"]["message"]
+        assert [body["reason_code"] for body in refused(pipe.gateway)[1:]] == ["invalid_params"] * 2
         assert "result" in pipe.ask(gateway.initialize())
     finally:
         assert pipe.close() == 0

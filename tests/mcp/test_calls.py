@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx2
 import mcp_types as types
 import pytest
 from mcp import Client
@@ -176,3 +179,22 @@ async def test_the_same_over_stdio(tmp_path: Path, hostile_command: list[str], m
     assert heard.steps == STEPS[: len(heard.steps)] and len(heard.steps) >= 2
     assert heard.lines[:2] == ["Tool execution started", "Tool processing data"]
     check_record(files, "mcp-stdio")
+
+
+def test_a_call_that_ends_because_the_gateway_is_stopped_says_so(tmp_path: Path, hostile_command: list[str]) -> None:
+    def ask() -> None:
+        with contextlib.suppress(httpx2.HTTPError):  # the connection ends with the gateway
+            raw.post(gateway.call("hang"))
+
+    with gateway.serve(tmp_path, house(hostile_command)) as served, gateway.RawHttp(served) as raw:
+        raw.open()
+        asking = threading.Thread(target=ask)
+        asking.start()
+        begun = lambda: [r for r in served.records(kind="started") if r.body["call"].get("tool") == "hang"]  # noqa: E731
+        tooling.wait_until(begun)
+        assert served.started is not None
+        served.started.stop()
+        asking.join()
+    record = served.finished(str(begun()[0].call_id))
+    assert (record["status"], record["reason_code"]) == ("killed", "stopping")
+    assert "caller" not in record["message"]

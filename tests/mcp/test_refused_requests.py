@@ -60,6 +60,7 @@ def before_initialize(raw: RawHttp) -> httpx2.Response:
 
 
 BIG = b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": "' + b"x" * 5_000_000 + b'"}'
+TALKATIVE = gateway.initialize({"experimental": {f"k{number}": {} for number in range(1000)}})
 WAYS: dict[str, tuple[Any, str, str | None]] = {
     "headers that contradict the body": (
         lambda raw: mismatched(raw, **{"mcp-name": "slow"}),
@@ -97,6 +98,12 @@ WAYS: dict[str, tuple[Any, str, str | None]] = {
         "invalid_params",
         "call",
     ),
+    "a client that says too much of itself": (lambda raw: raw.post(TALKATIVE), "invalid_params", "initialize"),
+    "one that says it with each request": (
+        lambda raw: raw.modern(gateway.call("echo"), TALKATIVE["params"]["capabilities"]),
+        "invalid_params",
+        "call",
+    ),
     "a foreign host": (lambda raw: raw.post(gateway.call("echo"), host="evil.example"), "foreign_host", None),
     "a foreign origin": (
         lambda raw: raw.post(gateway.call("echo"), origin="http://evil.example"),
@@ -118,6 +125,14 @@ def test_what_is_refused_before_it_is_a_call_is_on_record_when_it_is_answered(
     assert (body["reason_code"], body["count"], body["peer_uid"]) == (reason, 1, os.getuid())
     assert body["principal"]["agent"] == "local" and body["origin"] == "mcp-http"
     assert body.get("method", "").rpartition("/")[2] == (method or "")
+
+
+def test_what_a_client_may_say_of_itself_is_bounded_and_pictures_are_left_out(raw: RawHttp) -> None:
+    error = raw.post(TALKATIVE).json()["error"]
+    assert "clientInfo and capabilities" in error["message"] and "16384" in error["message"]
+    hello = gateway.initialize()
+    hello["params"]["clientInfo"] |= {"icons": [{"src": "data:image/png;base64," + "A" * 100_000}]}
+    assert raw.post(hello).status_code == 200
 
 
 def test_a_call_that_is_refused_has_its_own_record_and_no_other(served: Gateway, raw: RawHttp) -> None:

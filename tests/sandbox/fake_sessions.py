@@ -71,7 +71,8 @@ class FakeBox:
 
     def __init__(self, spec: StaySpec) -> None:
         self.spec = spec
-        self.isolation: Mapping[str, Any] = {"backend": "fake"}
+        set_up = {"template": {"setup": "user"}} if spec.setup is not None else {}
+        self.isolation: Mapping[str, Any] = {"backend": "fake", **set_up}
         self.mounted: Mapping[str, tuple[bool, tuple[int, int]]] = {}
         self.place = Path(tempfile.mkdtemp(prefix="fake-box-"))
         for name in ("input", "output", "tmp"):

@@ -209,6 +209,23 @@ os.link('plot/sub/.ENVRC', 'plot/sub/same'); os.symlink('repo', 'plot/.vscode')"
         assert ".git/hooks/pre-commit" in archive.getnames()
 
 
+def test_names_that_cannot_be_shown_do_not_come_along_and_are_named(sandbox: Sandbox, tmp_path: Path) -> None:
+    sandbox.run_code(r"""
+import os
+os.makedirs('odd/sub\ndir/deep'); os.makedirs('odd/fine')
+good = ['plain', 'sp ace', 'nai\u0308ve', '\U0001F469\u200d\U0001F4BB', 'fine/x', 'a\\u{ad}b']
+bad = ['\x1b[2Jx', 'a\nb', '\u202eevil', 'a\u00adb', 'tab\there', '\ufeffbom', 'fine/\x7f', 'sub\ndir/deep/x']
+for name in good + bad:
+    open('odd/' + name, 'w').write('x')
+open(b'odd/latin\xe9', 'w').write('x')""")
+    for target in (tmp_path / "out", tmp_path / "out.tar"):
+        moved = sandbox.files.download("odd", target)
+        assert moved.files == 6
+        assert len(moved.left_out) == 9, moved.left_out  # of what lies in a folder of such a name, the folder
+        assert all("cannot be shown" in why for why in moved.left_out.values())
+        assert all(path.isprintable() for path in moved.left_out)
+
+
 def test_a_folder_is_copied_out_under_our_umask(sandbox: Sandbox, tmp_path: Path) -> None:
     sandbox.run_code(
         "import os; os.makedirs('open/sub'); open('open/sub/run', 'w').close(); os.chmod('open/sub/run', 0o755)"

@@ -136,6 +136,47 @@ def test_a_chain_that_is_taken_up_again_cannot_be_cut_back_with_its_old_checkpoi
         refused(folder, keys, tmp_path / "e")
 
 
+def enough(folder: Path, keys: Keys) -> None:
+    """So many processes that the next one goes on with a chain."""
+    for number in range(chainfiles.MOST_ENDED + 1):
+        short(folder, keys, f"before{number}")
+
+
+def test_no_chain_of_short_processes_can_be_cut_back_once_another_process_has_started(
+    folder: Path, keys: Keys, report: Callable[[], Verification], tmp_path: Path
+) -> None:
+    enough(folder, keys)
+    old = {path.name: path.read_bytes() for path in (folder / "checkpoints").iterdir()}
+    with database(folder) as connection:
+        ends = dict(connection.execute("SELECT chain, max(seq) FROM records GROUP BY chain").fetchall())
+    chain = short(folder, keys, "deed")
+    assert chain in old
+    assert short(folder, keys, "after") != chain
+    assert report().ok, str(report())
+    with database(folder) as connection:
+        connection.execute("DELETE FROM records WHERE chain = ? AND seq > ?", (chain, ends[chain]))
+    (folder / "checkpoints" / chain).write_bytes(old[chain])
+    assert f"chain {chain}, record {ends[chain] + 4}: is not the record" in str(report())
+    refused(folder, keys, tmp_path / "e")
+
+
+def test_every_opening_of_a_short_process_names_the_end_of_another_chain(folder: Path, keys: Keys) -> None:
+    enough(folder, keys)
+    for number in range(6):
+        chain = short(folder, keys, f"then{number}")
+        assert bodies(folder, OPENED)[-1]["previous"]["chain"] != chain
+
+
+def test_a_chain_that_was_written_last_is_not_taken_up_even_where_the_table_says_that_it_was_named(
+    folder: Path, keys: Keys
+) -> None:
+    enough(folder, keys)
+    chain = short(folder, keys, "deed")
+    with database(folder) as connection:
+        connection.execute("UPDATE chains SET named = NULL")
+    assert short(folder, keys, "after") != chain
+
+
 def test_ends_whose_names_are_pruned_are_named_anew(
     folder: Path, keys: Keys, report: Callable[[], Verification]
 ) -> None:

@@ -25,7 +25,8 @@ from ringfence.audit.chain import (
 )
 from ringfence.audit.export import verify_export, verify_live, write_export
 from ringfence.audit.keys import Keys, load_or_create
-from ringfence.store import ApprovalQuestion, Conflict, Reader, Store, chainfiles, pruning, sqlite
+from ringfence.store import ApprovalQuestion, Conflict, Reader, Store, chainfiles, pruning
+from ringfence.store.clock import DAY
 from tests.store.conftest import Drive
 from tests.store.test_recovery import crash
 
@@ -171,7 +172,13 @@ def test_a_key_in_force_keeps_its_call(store: Store, clock: Clock, folder: Path)
     call(store, "keyed")
     store.write_sync(lambda tx: tx.settle_key("s", "k", "done", {}))
     stays(store, clock, folder, "keyed")
-    clock.now += sqlite.KEPT_SECONDS
+    clock.now += 100 * DAY  # which is not believed yet
+    store.prune(clock.now, "anna")
+    assert "keyed" in calls(folder)
+    clock.now -= 100 * DAY
+    for _ in range(9):
+        clock.now += DAY - 10
+        store.write_sync(lambda tx: tx.append("note", None, {}))
     assert store.prune(clock.now, "anna").records > 0
     assert calls(folder) == []
 

@@ -6,10 +6,13 @@ import asyncio
 import contextlib
 import os
 import sqlite3
+import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -164,6 +167,27 @@ def test_a_newer_schema_is_refused(folder: Path, keys: Keys) -> None:
         Store.open(folder, keys)
     with pytest.raises(StoreError, match="newer version"):
         Reader.open(folder)
+
+
+TRIGGER = "CREATE TRIGGER t AFTER INSERT ON records BEGIN DELETE FROM keys; END"
+
+
+def test_a_database_with_a_trigger_is_not_written_to(folder: Path, keys: Keys) -> None:
+    Store.open(folder, keys).close()
+    with contextlib.closing(sqlite3.connect(folder / "ringfence.db")) as connection:
+        connection.execute(TRIGGER)
+    with pytest.raises(StoreError, match="has the trigger 't'"):
+        Store.open(folder, keys)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="this Python cannot tell SQLite to run no triggers")
+def test_a_trigger_that_is_made_while_a_process_runs_does_nothing_there(folder: Path, store: Store) -> None:
+    store.write_sync(lambda tx: tx.take_key("scope", "key", "sha256:x", "call_1"))
+    with contextlib.closing(sqlite3.connect(folder / "ringfence.db")) as connection:
+        connection.execute(TRIGGER)
+        store.write_sync(add("after"))
+        assert store.reader().key("scope", "key") is not None
+        connection.execute("DROP TRIGGER t")
 
 
 def test_starts_at_once_make_one_database(folder: Path, keys: Keys, verified: Callable[[], None]) -> None:
@@ -417,7 +441,62 @@ def test_values_that_served_their_purpose_are_forgotten_at_the_next_start(tmp_pa
         store.write_sync(lambda tx: tx.settle_key("scope", "old", "done", {"result": "planted"}))
         store.write_sync(lambda tx: tx.take_key("scope", "new", "sha256:x", "call_2"))
     with contextlib.closing(sqlite3.connect(tmp_path / "state" / "ringfence.db")) as connection, connection:
-        connection.execute("UPDATE keys SET at = at - 8 * 86400 WHERE key = 'old'")
+        connection.execute("UPDATE keys SET at = at - 9 * 86400 WHERE key = 'old'")
     with Store.open(tmp_path / "state", keys) as store:
         assert store.reader().key("scope", "old") is None
         assert store.reader().key("scope", "new") is not None
+
+
+@pytest.fixture
+def time_of_day(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets the time of day, by so many days from now."""
+
+    def set_to(days: float) -> None:
+        shifted = SimpleNamespace(**{**vars(time), "time": lambda: time.time() + days * 86400})
+        for name in ("transaction", "pruning", "sqlite", "chainfiles", "writer"):
+            monkeypatch.setattr(f"ringfence.store.{name}.time", shifted)
+
+    return set_to
+
+
+def keyed(tmp_path: Path, keys: Keys) -> None:
+    with Store.open(tmp_path / "state", keys) as store:
+        store.write_sync(lambda tx: tx.take_key("scope", "key", "sha256:x", "call_1"))
+        store.write_sync(lambda tx: tx.settle_key("scope", "key", "done", {}))
+
+
+@pytest.mark.parametrize("ahead", [6.5, 8, 400])
+def test_a_start_while_the_clock_is_ahead_forgets_no_key(
+    tmp_path: Path, time_of_day: Callable[[float], None], ahead: float
+) -> None:
+    keys = load_or_create(tmp_path / "keys")
+    time_of_day(-1.5)
+    keyed(tmp_path, keys)
+    for days in (0, ahead, ahead, 0):  # each a process of its own; the second one ahead finds records of the first
+        time_of_day(days)
+        with Store.open(tmp_path / "state", keys) as store:
+            store.write_sync(add("x"))
+            assert store.reader().key("scope", "key") is not None
+
+
+def test_a_key_is_forgotten_once_its_days_have_passed(tmp_path: Path, time_of_day: Callable[[float], None]) -> None:
+    keys = load_or_create(tmp_path / "keys")
+    keyed(tmp_path, keys)
+    there = []
+    for day in range(1, 10):
+        time_of_day(day * 0.99)
+        with Store.open(tmp_path / "state", keys) as store:
+            there.append(store.reader().key("scope", "key") is not None)
+    assert there == [True] * 8 + [False]
+
+
+def test_a_key_is_forgotten_on_a_machine_that_is_seldom_on(
+    tmp_path: Path, time_of_day: Callable[[float], None]
+) -> None:
+    keys = load_or_create(tmp_path / "keys")
+    keyed(tmp_path, keys)
+    for day in (9, 18):
+        time_of_day(day)
+        with Store.open(tmp_path / "state", keys) as store:
+            there = store.reader().key("scope", "key") is not None
+    assert not there

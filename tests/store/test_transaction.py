@@ -15,6 +15,7 @@ from ringfence.core import canonical
 from ringfence.core.errors import StoreError
 from ringfence.core.model import Definition
 from ringfence.store import Approval, ApprovalQuestion, Conflict, Expired, RowNotFound, Store, Transaction
+from ringfence.store.transaction import KEPT_DAYS
 from tests.store.conftest import Drive
 
 NOW = time.time()
@@ -282,3 +283,19 @@ def test_a_day_has_a_limit(store: Store) -> None:
     assert [spend("2026-01-01", 2) for _ in range(3)] == [True, True, False]
     assert spend("2026-01-02", 2) is True
     assert spend("2026-01-02", 0) is False
+
+
+def test_a_clock_that_was_ahead_gives_back_nothing_of_a_day(store: Store) -> None:
+    def spend(day: str) -> bool:
+        return store.write_sync(lambda tx: tx.spend("s", day, 1))
+
+    assert spend("2026-01-01")
+    assert spend("2026-01-09")
+    assert not spend("2026-01-01")
+
+
+def test_quotas_of_old_days_do_not_pile_up(store: Store) -> None:
+    for day in range(1, 31):
+        assert store.write_sync(partial(Transaction.spend, scope="s", day=f"2026-01-{day:02}", limit=1))
+    (count,) = store.reader()._connection.execute("SELECT count(*) FROM quotas").fetchone()
+    assert count <= KEPT_DAYS + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -9,12 +10,13 @@ from typing import Any
 import anyio
 import pytest
 
+from ringfence.core import canonical
 from ringfence.core.errors import OutcomeUnknown, Refused, Unavailable, UpstreamFailed
 from ringfence.core.model import Json, Principal, ServerSpec, Status
 from ringfence.core.ports import UpstreamRequest
 from ringfence.upstream import connection
 from ringfence.upstream.connection import ROOTS_CHANGED, Connection, Roots, first_roots, relayable
-from ringfence.upstream.link import ANSWER_UNUSABLE, RpcError
+from ringfence.upstream.link import AnswerUnusable, RpcError
 from tests.faking import OK, Client, Wire, definition, far_end
 
 pytestmark = pytest.mark.anyio
@@ -147,6 +149,37 @@ async def test_a_listing_of_long_pages_is_given_up_before_it_fills_the_memory() 
     assert len(pages) == 4
 
 
+@pytest.mark.parametrize("pages", [1, 10])
+async def test_a_listing_of_too_many_tools_is_refused_and_as_many_as_may_be_are_read(pages: int) -> None:
+    most = connection.MOST_DEFINITIONS
+
+    def listing(count: int) -> Any:
+        async def page(params: Json, exchange: Any) -> Json:
+            number = int(params.get("cursor", "0"))
+            tools = [{"name": f"{number}-{each}"} for each in range(count // pages)]
+            return {"tools": tools, "nextCursor": str(number + 1)} if number + 1 < pages else {"tools": tools}
+
+        return far_end(tools_list=page)
+
+    made, _ = await opened(listing(most))
+    assert len(made.definitions) == most
+    with pytest.raises(Unavailable, match="tools/list lists more than 1,000 tools") as refused:
+        await opened(listing(most + pages))
+    assert refused.value.reason_code == "server_listing"
+
+
+async def test_definitions_are_digested_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    where: list[int] = []
+
+    def digest(body: Any) -> str:
+        where.append(threading.get_ident())
+        return "sha256:x"
+
+    monkeypatch.setattr(canonical, "definition_digest", digest)
+    await opened(far_end())
+    assert where and threading.get_ident() not in where
+
+
 @pytest.mark.parametrize("listed", [{"tools": None}, {"tools": {"a": 1}}, {}, RpcError(-32601, "x")], ids=str)
 async def test_a_bad_listing_offers_nothing(listed: Any) -> None:
     made, _ = await opened(far_end(tools_list=listed))
@@ -204,7 +237,11 @@ async def test_no_answer_in_time_is_a_timeout() -> None:
 
 @pytest.mark.parametrize(
     ("problem", "reason"),
-    [(RpcError(-32602, "no", {"a": 1}), "upstream_error"), (RpcError(ANSWER_UNUSABLE, "x"), "answer_unusable")],
+    [
+        (RpcError(-32602, "no", {"a": 1}), "upstream_error"),
+        (RpcError(AnswerUnusable("x").code, "that code, sent by the server"), "upstream_error"),
+        (AnswerUnusable("x"), "answer_unusable"),
+    ],
     ids=str,
 )
 async def test_an_error_of_the_server_is_its_own_words(problem: RpcError, reason: str) -> None:
@@ -381,6 +418,19 @@ async def test_a_server_that_never_has_enough_is_given_up() -> None:
     with pytest.raises(Refused) as refused:
         await made.request(asking())
     assert refused.value.reason_code == "too_many_rounds"
+
+
+@pytest.mark.parametrize(
+    ("each", "turns", "asked"), [(connection._MAX_QUESTIONS + 1, 1, 0), (60, 19, 60)], ids=["at once", "by and by"]
+)
+async def test_a_modern_server_asks_no_more_in_one_call_than_another(each: int, turns: int, asked: int) -> None:
+    wanted = {str(number): {"method": "elicitation/create", "params": FORM} for number in range(each)}
+    client = Client(EVERYTHING, {str(number): {"action": "accept"} for number in range(each)})
+    made, _ = await opened(rounds(*[{"inputRequests": wanted}] * turns))
+    with pytest.raises(Refused) as refused:
+        await made.request(asking(client))
+    assert refused.value.reason_code == "too_many_rounds"
+    assert sum(map(len, client.asked)) == asked
 
 
 def test_only_what_the_server_may_use_is_relayed() -> None:

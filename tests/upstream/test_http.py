@@ -20,7 +20,7 @@ from ringfence.core.model import Json, Status
 from ringfence.core.ports import UpstreamRequest
 from ringfence.upstream import http
 from ringfence.upstream.http import HttpLink, _Events
-from ringfence.upstream.link import ANSWER_UNUSABLE, InFlight, RpcError
+from ringfence.upstream.link import AnswerUnusable, InFlight, RpcError
 from tests import tooling
 from tests.faking import Said, Way, chunked, contract, governed
 
@@ -145,14 +145,14 @@ async def test_a_plain_answer() -> None:
 ANSWERS: dict[str, tuple[dict[str, Any], type[Exception], str | int]] = {
     "an error": ({"text": '{"id": 1, "error": {"code": -32602, "message": "no", "data": 1}}'}, RpcError, -32602),
     "an error in a refusal": ({"status": 400, "text": '{"error": {"code": -32022}}'}, RpcError, -32022),
-    "an error without a code": ({"text": '{"id": 1, "error": {"code": "x"}}'}, RpcError, ANSWER_UNUSABLE),
-    "no JSON": ({"text": "{"}, RpcError, ANSWER_UNUSABLE),
-    "a list": ({"text": "[]"}, RpcError, ANSWER_UNUSABLE),
-    "duplicate keys": ({"text": '{"id": 1, "id": 1, "result": {}}'}, RpcError, ANSWER_UNUSABLE),
-    "another id": ({"text": '{"id": 99, "result": {}}'}, RpcError, ANSWER_UNUSABLE),
-    "no object": ({"text": '{"id": 1, "result": 5}'}, RpcError, ANSWER_UNUSABLE),
-    "a page": ({"text": "<html>", "content_type": "text/html"}, RpcError, ANSWER_UNUSABLE),
-    "too much": ({"text": '{"id": 1, "result": {"x": "' + "x" * 3000 + '"}}'}, RpcError, ANSWER_UNUSABLE),
+    "an error without a code": ({"text": '{"id": 1, "error": {"code": "x"}}'}, AnswerUnusable, -32001),
+    "no JSON": ({"text": "{"}, AnswerUnusable, -32001),
+    "a list": ({"text": "[]"}, AnswerUnusable, -32001),
+    "duplicate keys": ({"text": '{"id": 1, "id": 1, "result": {}}'}, AnswerUnusable, -32001),
+    "another id": ({"text": '{"id": 99, "result": {}}'}, AnswerUnusable, -32001),
+    "no object": ({"text": '{"id": 1, "result": 5}'}, AnswerUnusable, -32001),
+    "a page": ({"text": "<html>", "content_type": "text/html"}, AnswerUnusable, -32001),
+    "too much": ({"text": '{"id": 1, "result": {"x": "' + "x" * 3000 + '"}}'}, AnswerUnusable, -32001),
     "bad gateway": ({"status": 502}, OutcomeUnknown, "server_error"),
     "internal error": ({"status": 500, "text": "{}"}, OutcomeUnknown, "server_error"),
     **{f"status {status}": ({"status": status}, OutcomeUnknown, "server_refused") for status in http._TURNED_AWAY},

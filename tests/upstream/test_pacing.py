@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -13,12 +14,13 @@ import anyio
 import anyio.abc
 import pytest
 
+from ringfence.core import canonical
 from ringfence.core.model import Json, Principal, ServerSpec
 from ringfence.upstream import pacing
 from ringfence.upstream.host_process import HostLauncher
 from ringfence.upstream.http import HttpLink, _Place
 from ringfence.upstream.link import InFlight, ServerLink
-from ringfence.upstream.pacing import MOST_ANSWERS, MOST_QUESTIONS, MOST_TOLD, Floods, Intake, LinkBudget
+from ringfence.upstream.pacing import MOST_ANSWERS, MOST_QUESTIONS, MOST_TOLD, Floods, Intake, LinkBudget, Rereads
 from ringfence.upstream.stdio import StdioLink
 from tests import tooling
 
@@ -123,6 +125,16 @@ async def test_a_client_that_takes_nothing_is_told_no_more() -> None:
         await anyio.wait_all_tasks_blocked()
         open_door.set()
     assert len(taken) == MOST_TOLD
+
+
+async def test_a_message_is_priced_by_its_values_not_by_its_bytes_alone(for_ever: None) -> None:
+    floods = Floods()
+    intake = Intake(floods)
+    await intake.notification(b'"' + b"x" * 100_000 + b'"')
+    async with anyio.create_task_group() as group:
+        group.start_soon(intake.notification, b"[" + b"[]," * 30_000 + b"[]]")
+        await held_back(floods)
+        group.cancel_scope.cancel()
 
 
 # ── Over HTTP ──
@@ -260,6 +272,9 @@ FLOOD = {
     "garbage": b"{{{\n",
     "empty lines": b"\n",
     "one line": b"x" * 100_000,
+    "small values": b'{"jsonrpc": "2.0", "method": "notifications/message", "params": {"a": ['
+    + b"{}," * pacing._BURST * 20
+    + b"{}]}}\n",
 }
 
 
@@ -323,3 +338,66 @@ time.sleep(1000)
             await said.wait()
         assert len(link._intake._unanswered) == MOST_ANSWERS
         group.cancel_scope.cancel()
+
+
+# ── Lists that changed ──
+
+
+def read_again(size: int, seconds: float) -> int:
+    """How often a list of `size` bytes is read by one who always wants to."""
+    paced = Rereads()
+    now = 1000.0
+    count = 0
+    while (now := now + paced.wait(now)) < 1000.0 + seconds:
+        paced.spend(size, now)
+        count += 1
+    return count
+
+
+def test_changed_lists_are_read_soon_a_few_times_and_then_at_a_pace() -> None:
+    assert read_again(1000, 0.5) == 1
+    assert 10 <= read_again(1000, 15.0) <= 16, "a server that is just setting itself up is followed"
+    assert read_again(1000, 3600.0) < 400
+
+
+def test_long_lists_are_read_again_more_rarely_than_short_ones() -> None:
+    counts = [read_again(size, 3600.0) for size in (1000, 100_000, 1_000_000, 100_000_000)]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[-1] <= 7
+    assert counts[-2] < counts[0] / 10
+
+
+def test_who_is_quiet_for_a_while_is_followed_again() -> None:
+    paced = Rereads()
+    now = 0.0
+    while paced.wait(now) <= 1.0:
+        now += paced.wait(now)
+        paced.spend(1000, now)
+    assert paced.wait(now + 300.0) == 0.0
+
+
+# ── Long messages ──
+
+
+async def test_what_is_long_is_parsed_beside_the_loop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    where: dict[bool, set[int]] = {True: set(), False: set()}
+    loads = canonical.loads
+
+    def note(data: bytes, **more: Any) -> Any:
+        where[len(data) >= pacing.LONG_BYTES].add(threading.get_ident())
+        return loads(data, **more)
+
+    monkeypatch.setattr(canonical, "loads", note)
+    code = (
+        "import json, sys\nfor line in sys.stdin:\n"
+        " asked = json.loads(line)\n result = {'x': 'y' * asked['params']['size']}\n"
+        " print(json.dumps({'jsonrpc': '2.0', 'id': asked['id'], 'result': result}), flush=True)"
+    )
+    spec = ServerSpec("long", command=(sys.executable, "-c", code))
+    link = StdioLink(spec, partial(HostLauncher({}).launch, spec, Principal("agent")))
+    async with linked(link):
+        for size in (10, 1_000_000):
+            got = await link.request("x", {"size": size}, Heard().exchange)
+            assert len(got["x"]) == size
+    assert where[False] == {threading.get_ident()}
+    assert where[True] and threading.get_ident() not in where[True]

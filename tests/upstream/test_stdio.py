@@ -23,8 +23,8 @@ from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.servers.launcher import BoxLauncher, LaunchSettings
 from ringfence.upstream import stdio
 from ringfence.upstream.host_process import HostLauncher
-from ringfence.upstream.link import ANSWER_UNUSABLE, InFlight, RpcError
-from ringfence.upstream.stdio import Lines, StdioLink, TooLong, _parse, to_message
+from ringfence.upstream.link import MAX_MESSAGE_VALUES, AnswerUnusable, InFlight, RpcError
+from ringfence.upstream.stdio import Lines, StdioLink, TooLong, UnusableAnswer, _parse, to_message
 from tests import tooling
 from tests.faking import chunked
 
@@ -130,8 +130,27 @@ def test_messages_of_every_kind() -> None:
 )  # fmt: skip
 def test_an_answer_that_cannot_be_used_fails_the_request_it_answers(line: bytes) -> None:
     message = _parse(line)
-    assert isinstance(message, JSONRPCError)
-    assert (message.id, message.error.code) == (3, ANSWER_UNUSABLE)
+    assert isinstance(message, UnusableAnswer)
+    assert message.id == 3
+
+
+@pytest.mark.parametrize(
+    "result",
+    [b"[" * 100_000, b"[" + b"{}," * MAX_MESSAGE_VALUES + b"{}]", b"[" + b'"",' * MAX_MESSAGE_VALUES + b'""]',
+     b"[" + b"0," * MAX_MESSAGE_VALUES + b"0]", b"[" + b"1" * 5_000 + b"]"],
+    ids=["nested", "objects", "texts", "numbers", "digits"],
+)  # fmt: skip
+def test_an_answer_that_would_take_long_to_read_fails_its_request_at_once(result: bytes) -> None:
+    message = _parse(b'{"jsonrpc": "2.0", "id": 3, "result": {"a": ' + result + b"}}")
+    assert isinstance(message, UnusableAnswer)
+    assert message.id == 3
+
+
+def test_a_long_text_is_one_value_whatever_stands_in_it() -> None:
+    text = '{"a": [1, 2, "\\\\"], ' * (MAX_MESSAGE_VALUES // 2)
+    message = _parse(json.dumps({"jsonrpc": "2.0", "id": 3, "result": {"text": text, "more": [text[:100]]}}).encode())
+    assert isinstance(message, JSONRPCResponse)
+    assert message.result["text"] == text
 
 
 @pytest.mark.parametrize("line", [b"NaN", b"1e999", b'"\\ud800"', b"[NaN]", b'{"method": "x", "a": NaN}', b"\xff"])
@@ -237,13 +256,51 @@ async def test_a_server_that_dies_leaves_an_unknown_outcome(hostile_command: lis
             assert lost.value.reason_code == "server_died"
 
 
+ANSWERING = """
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    if "id" in asked:
+        for answer in asked["params"]["answers"]:
+            ident = answer.pop("id", "@").replace("@", str(asked["id"]))
+            print(json.dumps({"jsonrpc": "2.0", "id": ident, **answer}), flush=True)
+    if asked["method"] == "end":
+        sys.exit()
+"""
+
+
+@pytest.mark.parametrize("code", [-32000, -32001, -32600, -32800, 5])
+async def test_an_error_is_the_servers_answer_whatever_its_code(code: int) -> None:
+    """The dispatcher has codes of its own, for a link that closed and for a deadline: a server may send them, too."""
+    error = {"code": code, "message": "Connection closed", "data": {"ticket": 17}}
+    async with running([sys.executable, "-c", ANSWERING], "bare") as link, anyio.create_task_group() as others:
+        others.start_soon(link.request, "slow", {"answers": []}, talk())
+        for _ in range(2):
+            with pytest.raises(RpcError) as raised:
+                await link.request("x", {"answers": [{"error": error}]}, talk())
+            assert type(raised.value) is RpcError
+            assert (raised.value.code, raised.value.message, raised.value.data) == tuple(error.values())
+        assert await link.request("x", {"answers": [{"result": {"still": "there"}}]}, talk()) == {"still": "there"}
+        others.cancel_scope.cancel()
+
+
+async def test_what_is_no_answer_stands_for_none() -> None:
+    error = {"code": -32000, "message": "Connection closed"}
+    async with running([sys.executable, "-c", ANSWERING], "bare") as link:
+        for ident in ("0@", " @", "+@", "@0"):
+            answers = [{"id": ident, "error": error}, {"result": {"answer": 1}}, {"error": error}]
+            assert await link.request("x", {"answers": answers}, talk()) == {"answer": 1}, ident
+        with pytest.raises(OutcomeUnknown) as lost:
+            await link.request("end", {"answers": [{"id": "0@", "error": error}]}, talk())
+        assert lost.value.reason_code == "server_died"
+
+
 async def test_bad_lines_harm_nothing(hostile_command: list[str], where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stdio, "MAX_MESSAGE_BYTES", 100_000)
     async with running(hostile_command, where) as link:
         assert await called(link, "garbage") == "after the garbage"
-        with pytest.raises(RpcError) as refused:
+        with pytest.raises(AnswerUnusable):
             await called(link, "huge_line", bytes=1_000_000)
-        assert refused.value.code == ANSWER_UNUSABLE
         assert await called(link, "echo", text="still here") == "still here"
 
 

@@ -20,6 +20,7 @@ from ringfence.config.settings import Config
 from ringfence.core import canonical
 from ringfence.core.errors import RingfenceError
 from ringfence.core.model import Status
+from ringfence.sandbox.files.acted_upon import is_acted_upon
 from ringfence.sdk.batch import default_workers, run_all
 from ringfence.sdk.execution import Execution, ended, without_result
 from ringfence.sdk.once import seconds
@@ -94,7 +95,7 @@ def _with_folders(programs: Sequence[BatchProgram], path: str) -> list[BatchProg
     lines: dict[str, int] = {}
     for each in programs:
         name = str(each.id)
-        if not _FOLDER_NAME.fullmatch(name):
+        if not _FOLDER_NAME.fullmatch(name) or is_acted_upon(name, folder=True):
             common.fail(f"{path}:{each.line}: id {name}: not a name for a folder, which --output makes of it", 2)
         if name in lines:
             common.fail(
@@ -104,7 +105,10 @@ def _with_folders(programs: Sequence[BatchProgram], path: str) -> list[BatchProg
     out = []
     for each in programs:
         assert each.wanted.output is not None
-        folder = program.output_folder(each.wanted.output / str(each.id))
+        place = each.wanted.output / str(each.id)
+        if place.is_symlink():  # another may have put it there
+            common.fail(f"--output {place}: is a link, which is not followed", 2)
+        folder = program.output_folder(place)
         out.append(replace(each, wanted=replace(each.wanted, output=folder)))
     return out
 

@@ -215,7 +215,7 @@ async def accept_definitions(settings: Config, yes: bool, told: Json | None) -> 
         down = 0
         for server in settings.servers.values():
             try:
-                offered = await app.pool.definitions(server.name, app.agent)
+                offered = app.without_secrets(await app.pool.definitions(server.name, app.agent))
             except RingfenceError as exc:
                 print(safe(f"server {server.name} cannot be asked: {exc}"), file=sys.stderr)
                 down += 1
@@ -248,10 +248,10 @@ async def _settle(app: App, settings: Config, changes: list[Change], yes: bool, 
         return False
     user = identity.os_user()
     person = identity.person_of(settings.people, user)
-    for number, change in enumerate(changes):
-        await app.accept(change.new, person.name if person is not None else user)
-        if told is not None:
-            told["definitions"][number]["accepted"] = True
+    await app.accept([change.new for change in changes], person.name if person is not None else user)
+    if told is not None:
+        for entry in told["definitions"]:
+            entry["accepted"] = True
     if told is None:
         print(f"Accepted {many}. A gateway that is running notices by itself.")
     return True
@@ -268,15 +268,11 @@ async def _agreed(shown: str, question: str, told: Json | None) -> bool:
 
 def _changes(app: App, server: ServerSpec, offered: list[Definition]) -> Iterator[Change]:
     """Definitions that the configuration uses and that are not accepted yet. A tool without a contract is not used."""
-    from ringfence.governance.rulebook import allowed_item  # noqa: PLC0415 - only --accept needs it
-
     pins = {(pin.kind, pin.name): pin for pin in app.store.reader().pins(server.name)}
-    tools = {c.tool for c in app.config.contracts.values() if c.server in (None, server.name)}
+    used = app.uses(server.name)
     for definition in offered:
-        tool = definition.kind == "tool"
-        used = definition.name in tools if tool else allowed_item(server, "prompt", definition.name)
         old = pins.get((definition.kind, definition.name))
-        if used and (old is None or old.digest != definition.digest):
+        if used(definition) and (old is None or old.digest != definition.digest):
             yield Change(definition, old)
 
 

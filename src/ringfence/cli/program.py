@@ -131,16 +131,21 @@ def inputs(given: list[Path], script: Input | None) -> tuple[Input, ...]:
         found += _tree(path) if path.is_dir() else [Input(path.name, _readable(path))]
     names: set[str] = set()
     for each in found:
+        try:
+            each.name.encode()
+        except UnicodeEncodeError:
+            common.fail(f"--input: the name {each.name} is not UTF-8", 2)
         if each.name in names:
             common.fail(f"--input: two of them are called {each.name}", 2)
         names.add(each.name)
     return tuple(found)
 
 
-def _readable(path: Path) -> Path:
+def _readable(path: Path, *, links: bool = True) -> Path:
+    """The path of the file without links. Nothing that is opened later by this path is looked up again."""
     try:
-        real = path.resolve(strict=True)
-        regular = stat.S_ISREG(real.stat().st_mode)
+        real = path.resolve(strict=True) if links else path
+        regular = stat.S_ISREG(real.stat(follow_symlinks=False).st_mode)
     except (OSError, RuntimeError, ValueError) as exc:
         common.fail(f"--input {path}: {exc.strerror if isinstance(exc, OSError) else exc}", 2)
     if not regular:
@@ -162,7 +167,7 @@ def _tree(folder: Path) -> list[Input]:
             if path.is_symlink() or not path.is_file():
                 left_out += 1
                 continue
-            out.append(Input(str(Path(real.name) / path.relative_to(real)), _readable(path)))
+            out.append(Input(str(Path(real.name) / path.relative_to(real)), _readable(path, links=False)))
     if left_out:
         print(f"ringfence: --input {folder}: {left_out} links and special files left out", file=sys.stderr)
     return out

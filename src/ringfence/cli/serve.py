@@ -139,6 +139,7 @@ async def _signals(
         task_status.started()
         async for number in signals:
             if number != signal.SIGHUP:
+                app.pipeline.stopping = True
                 scope.cancel()
                 return
             if not demo:  # the demo has no file of its own to read again

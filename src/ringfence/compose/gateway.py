@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from ringfence.config import Config
 from ringfence.core import canonical
 from ringfence.core.box import BoxSpec, Program
 from ringfence.core.errors import ConfigError, Refused, RingfenceError, StoreError, Unavailable
-from ringfence.core.model import Call, Contract, Definition, Json, Outcome, Principal, ServerSpec
+from ringfence.core.model import Call, Contract, Definition, Json, Outcome, Principal, ServerSpec, Transport
 from ringfence.core.ports import Channel, UpstreamRequest, WarmableBackend
 from ringfence.front.http import HttpFront
 from ringfence.front.mcp import McpFront
@@ -37,15 +37,15 @@ from ringfence.front.refusals import Refusals
 from ringfence.front.stdio import StdioFront
 from ringfence.governance.approvals import ALWAYS, Approvals, Requirement
 from ringfence.governance.budget import Budget
-from ringfence.governance.contract import GONE, Catalog, Schemas
+from ringfence.governance.contract import GONE, Catalog, Schemas, Standing
 from ringfence.governance.dispatch import Dispatcher, DispatchTargets
 from ringfence.governance.guard import Guard, without_forged
 from ringfence.governance.pipeline import Pipeline
 from ringfence.governance.policy import Policy
-from ringfence.governance.rulebook import Rulebook, implicit_contract
+from ringfence.governance.rulebook import Rulebook, allowed_item, implicit_contract
 from ringfence.sandbox.tools.executor import Executor
 from ringfence.sandbox.tools.toolkit import SERVER
-from ringfence.store import Store, Transaction, Unproven
+from ringfence.store import FIRST_USE, PinRow, Store, Transaction, Unproven
 from ringfence.store.clock import Leap, farthest
 from ringfence.upstream.pool import ConnectionPool, ServerAccess
 
@@ -53,6 +53,11 @@ log = logging.getLogger("ringfence")
 
 _NAME_LENGTH = 300
 _MOST_FIELDS = 50
+_MOST_CHANGES = 100
+"""Changed definitions of one listing that are each on record; of the rest, how many there were."""
+_MOST_FIRST_USE = 3000
+"""Definitions of one server that are accepted without a person: what it lists, and some that it listed before."""
+_GONE_SECONDS = 86400.0
 _RETAIN_SECONDS = 3600.0
 _LEAPT = (
     "the clock is far past the newest record: nothing is pruned by gateway.retention until this gateway has run for a"
@@ -73,6 +78,8 @@ class App:
         self.agent: Principal = identity.local_agent(settings.people, identity.os_user())
         self._schemas = Schemas()
         self._live: dict[str, dict[tuple[str, str], Definition]] = {}
+        self._doubts: frozenset[str] = frozenset()
+        """What the operator was told of tools that several servers have."""
         self.pool = ConnectionPool(
             settings.servers,
             ServerAccess(),
@@ -146,7 +153,7 @@ class App:
         async with anyio.create_task_group() as group:
             for name in servers:
                 group.start_soon(self._look_at, name)
-        self.pipeline.rules = self._rulebook(self.config)
+        await self._enforce()
 
     async def connect_meanwhile(self, servers: Iterable[str]) -> None:
         """The same while requests are answered: those wait a while for servers of which nothing is known yet."""
@@ -178,37 +185,127 @@ class App:
         except RingfenceError as exc:
             log.warning("server %s is not available: %s", server, exc)
 
-    async def learn(self, server: str, definitions: list[Definition]) -> None:
-        """Compare what a server shows with what was accepted; pin what may be pinned on first use."""
+    def uses(self, server: str) -> Callable[[Definition], bool]:
+        """Tells which of a server's definitions the configuration offers; the others are neither accepted nor kept."""
         spec = self.config.servers[server]
-        pinned = {(d.kind, d.name): d for d in self.store.reader().pins(server)}
+        contracts = [c for c in self.config.contracts.values() if c.transport is Transport.MCP]
+        tools = {c.tool for c in contracts if c.server in (None, server)}
+        return lambda d: d.name in tools if d.kind == "tool" else allowed_item(spec, "prompt", d.name)
+
+    async def learn(self, server: str, definitions: Sequence[Definition]) -> None:
+        """Compare what a server shows with what was accepted; pin what may be pinned on first use."""
+        definitions = self.without_secrets(definitions)
+        rows = self.store.reader().pinned(server)
+        pinned = {(row.definition.kind, row.definition.name): row.definition for row in rows}
         known = self._live.get(server, {})
         self._live[server] = {(d.kind, d.name): d for d in definitions}
+        fresh: list[Definition] = []
+        changed: list[tuple[Definition, Definition]] = []
+        used = self.uses(server)
         for definition in definitions:
-            old = pinned.get((definition.kind, definition.name))
-            if old is None and spec.pins == "first_use":
-                await self.accept(definition, "first_use")
-            elif old is not None and old.digest != definition.digest:
-                before = known.get((definition.kind, definition.name))
-                if before is None or before.digest != definition.digest:
-                    await self._changed(old, definition)
+            place = (definition.kind, definition.name)
+            old = pinned.get(place)
+            if old is None:
+                if used(definition):
+                    fresh.append(definition)
+            elif old.digest != definition.digest and (place not in known or known[place].digest != definition.digest):
+                changed.append((old, definition))
+        if fresh and self.config.servers[server].pins == "first_use":
+            await self._accept_at_first_use(server, fresh, rows)
+        if changed:
+            await self._changed(server, changed)
 
-    async def accept(self, definition: Definition, by: str) -> None:
-        named = self._guard.message(definition.name, most=_NAME_LENGTH)
-        await self.store.write(lambda tx: tx.put_pin(definition, by, time.time(), named), durable=True)
+    def without_secrets(self, definitions: Iterable[Definition]) -> list[Definition]:
+        """Those that hold no known secret. An accepted definition is kept, and its name is shown as it is: one that
+        holds a secret counts as not offered."""
+        out: list[Definition] = []
+        for definition in definitions:
+            if self._guard.holds_secret({"name": definition.name, "body": definition.body}):
+                named = self._guard.message(definition.name, most=_NAME_LENGTH)
+                log.warning("server %s: a secret stands in its %s %s", definition.server, definition.kind, named)
+            else:
+                out.append(definition)
+        return out
 
-    async def _changed(self, old: Definition, new: Definition) -> None:
-        named = self._guard.message(new.name, most=_NAME_LENGTH)
-        log.warning(
-            "server %s changed its definition of %s; it is hidden until accepted: ringfence check --accept",
-            new.server,
-            named,
-        )
-        body: Json = {"server": new.server, "of": new.kind, "name": named}
+    async def _accept_at_first_use(self, server: str, fresh: list[Definition], rows: list[PinRow]) -> None:
+        """Pin what a server shows, up to a number; what it showed long ago and nobody relies on makes room."""
+        mine = [row for row in rows if not row.by_person]
+        excess = len(mine) + len(fresh) - _MOST_FIRST_USE
+        if excess > 0:
+            late = time.time() - _GONE_SECONDS
+            used = self.uses(server)
+            shown = self._live[server]
+
+            def relied_on(row: PinRow) -> bool:
+                definition = row.definition
+                named = definition.kind == "tool" and used(definition)
+                return named or row.bound is not None or (definition.kind, definition.name) in shown
+
+            gone = [row for row in mine if row.at < late and not relied_on(row)]
+            oldest = [row.definition for row in sorted(gone, key=lambda row: row.at)[:excess]]
+            if oldest:
+                await self.store.write(lambda tx: tx.drop_pins(server, oldest), durable=True)
+            left_out = excess - len(oldest)
+            if left_out > 0:
+                fresh = fresh[: max(0, len(fresh) - left_out)]
+                log.error(
+                    "server %s: %d definitions are not accepted on first use, since %d were: ringfence check --accept",
+                    *(server, left_out, _MOST_FIRST_USE),
+                )
+        if fresh:
+            await self.accept(fresh, FIRST_USE)
+
+    async def accept(self, definitions: Sequence[Definition], by: str) -> None:
+        """Pin definitions, on record. If a person does, capabilities that name no server follow, unless they rely on a
+        definition of another server that a person accepted as well and that is still there."""
+        named = [self._guard.message(each.name, most=_NAME_LENGTH) for each in definitions]
+        now = time.time()
+        rows = [] if by == FIRST_USE else self.store.reader().pinned()
+        left = {row.definition.name: row.definition.server for row in rows if self._gives_way(row)}
+
+        def put(tx: Transaction) -> None:
+            for definition, name in zip(definitions, named, strict=True):
+                tx.put_pin(definition, by, now, name)
+                before = left.get(definition.name) if definition.kind == "tool" else None
+                if before not in (None, definition.server):
+                    tx.bind_pin(definition.server, definition.name, instead_of=before)
+
+        await self.store.write(put, durable=True)
+
+    def _gives_way(self, row: PinRow) -> bool:
+        """Whether capabilities rely on a tool that no person accepted, or that its server does not show any more."""
+        server = row.definition.server
+        if row.bound is None or server not in self.config.servers:
+            return False
+        shown = self._live.get(server)
+        return not row.by_person or (shown is not None and ("tool", row.definition.name) not in shown)
+
+    async def _changed(self, server: str, changes: list[tuple[Definition, Definition]]) -> None:
+        """Put it on record that accepted definitions (the old, the new) are no longer what the server shows."""
+        bodies = [self._difference(old, new) for old, new in changes[:_MOST_CHANGES]]
+        for body in bodies:
+            log.warning(
+                "server %s changed its definition of %s; it is hidden until accepted: ringfence check --accept",
+                *(server, body["name"]),
+            )
+        more = len(changes) - len(bodies)
+        if more:
+            log.warning("server %s changed %d more of its definitions; they are hidden, too", server, more)
+            bodies.append({"server": server, "more": more})
+
+        def put(tx: Transaction) -> None:
+            for body in bodies:
+                tx.append("pin_changed", None, body)
+
+        await self.store.write(put, durable=True)
+
+    def _difference(self, old: Definition, new: Definition) -> Json:
+        body: Json = {"server": new.server, "of": new.kind}
+        body["name"] = self._guard.message(new.name, most=_NAME_LENGTH)
         body |= {"pinned": old.digest, "seen": new.digest}
         fields = sorted(k for k in {*old.body, *new.body} if old.body.get(k) != new.body.get(k))
         body["fields"] = [self._guard.message(field, most=_NAME_LENGTH) for field in fields[:_MOST_FIELDS]]
-        await self.store.write(lambda tx: tx.append("pin_changed", None, body), durable=True)
+        return body
 
     async def _starting(self, spec: ServerSpec, principal: Principal, start: Callable[[], Awaitable[None]]) -> None:
         if spec.url is None and spec.placement == "unsafe_host":
@@ -267,24 +364,58 @@ class App:
 
     # ── the configuration in force ────────────────────────────────────────────────────────────────
 
+    async def _enforce(self) -> None:
+        """Put in force what the configuration, the pins and the servers say now, on record where a tool came to a
+        server."""
+        rules = self._rulebook(self.config)
+        if bindings := rules.catalog.bindings:
+
+            def bind(tx: Transaction) -> None:
+                for tool, server in bindings.items():
+                    tx.bind_pin(server, tool)
+
+            try:
+                await self.store.write(bind, durable=True)
+            except StoreError as exc:
+                log.error("to which servers tools belong could not be recorded: %s", exc)
+            rules = self._rulebook(self.config)  # another process may have been faster
+        for doubt in rules.catalog.doubts:
+            if doubt not in self._doubts:
+                log.warning("%s", doubt)
+        self._doubts = frozenset(rules.catalog.doubts)
+        self.pipeline.rules = rules
+
     def _rulebook(self, settings: Config) -> Rulebook:
-        pins = self.store.reader().pins()
+        rows = [row for row in self.store.reader().pinned() if row.definition.server in settings.servers]
+        pins = [row.definition for row in rows]
+        known = {*self._live, *(pin.server for pin in pins)}
         live = {(s, d.name): d.digest for s, found in self._live.items() for (k, _), d in found.items() if k == "tool"}
-        tools = {(d.server, d.name): d for d in pins if d.kind == "tool" and d.server in settings.servers}
+        tools = {(d.server, d.name): d for d in pins if d.kind == "tool"}
+        standing = {
+            (row.definition.server, row.definition.name): Standing(row.by_person, row.bound)
+            for row in rows
+            if row.definition.kind == "tool"
+        }
         live |= {key: GONE for key in tools if key[0] in self._live and key not in live}
         prompts = {
             (d.server, d.name): d
             for d in pins
-            if d.kind == "prompt"
-            and d.server in settings.servers
-            and self._live.get(d.server, {}).get(("prompt", d.name), d).digest == d.digest
+            if d.kind == "prompt" and self._live.get(d.server, {}).get(("prompt", d.name), d).digest == d.digest
         }
         contracts = {**settings.contracts, **own_contracts(settings)}
         given = provision(settings.sandbox) if self._executor is None else self._executor.provision
         own = own_definitions(contracts, given, settings.networks, missing=self._no_boxes)
         return Rulebook(
             environment=settings.environment,
-            catalog=Catalog(contracts, tools, live=live, schemas=self._schemas, own=own),
+            catalog=Catalog(
+                contracts,
+                tools,
+                live=live,
+                schemas=self._schemas,
+                own=own,
+                standing=standing,
+                unseen=settings.servers.keys() - known,
+            ),
             policy=Policy(
                 settings.policy.rules,
                 preset=settings.policy.preset,
@@ -308,7 +439,7 @@ class App:
     async def refresh(self) -> None:
         """Rebuild what is offered and tell clients if it is different."""
         before = self.front.listing.digest()
-        self.pipeline.rules = self._rulebook(self.config)
+        await self._enforce()
         if self.front.listing.digest() != before:
             await self._tell(None, "notifications/tools/list_changed", {})
             await self._tell(None, "notifications/prompts/list_changed", {})
@@ -419,14 +550,19 @@ class App:
             await anyio.sleep(_RETAIN_SECONDS)
 
     async def draft(self, contract: Callable[[str, Json], Contract]) -> None:
-        """Contracts for a gateway without a file: one for every tool that a server shows; the first of a name wins."""
+        """Contracts for a gateway without a file: one for every tool that a server shows, or showed before it was down.
+
+        Of one name the first server of the configuration has it, whichever was the first to answer."""
         contracts: dict[str, Contract] = {}
-        for server, found in self._live.items():
-            for (kind, name), definition in found.items():
-                if kind == "tool":
-                    contracts.setdefault(name, contract(server, definition.body))
+        for server in self.config.servers:
+            found = self._live.get(server)
+            for definition in self.store.reader().pins(server) if found is None else found.values():
+                if definition.kind == "tool":
+                    contracts.setdefault(definition.name, contract(server, definition.body))
         self.config = replace(self.config, contracts=contracts)
-        self.pipeline.rules = self._rulebook(self.config)
+        for server, found in self._live.items():
+            await self.learn(server, list(found.values()))
+        await self._enforce()
 
     # ── what servers say unasked ──────────────────────────────────────────────────────────────────
 
@@ -447,6 +583,10 @@ class App:
             await self._tell(principal, method, shown)
 
     async def _lists_changed(self, server: str, definitions: list[Definition]) -> None:
+        known = self._live.get(server)
+        shown = {(d.kind, d.digest) for d in definitions}
+        if known is not None and {(d.kind, d.digest) for d in known.values()} == shown:
+            return  # "changed", says the server, and nothing did
         try:
             await self.learn(server, definitions)
             await self.refresh()

@@ -16,6 +16,7 @@ from ringfence.core.brokering import OutboundRequest
 from ringfence.core.errors import Refused, Unavailable
 from ringfence.core.model import ServerSpec, Status
 from ringfence.core.ports import Backend, InstalledPackages
+from ringfence.core.quoting import quoted
 from ringfence.core.secret import Secret
 from ringfence.core.system import interpreter
 from ringfence.egress.dial import system_resolve
@@ -167,7 +168,7 @@ class PackageService:
                 raise Refused(Status.DENIED, "package_not_pinned", text)
             if within is not None and not Allowlist(within).let(name):
                 known = ", ".join(within) or "none"
-                text = f"{name[:80]!r} may not be installed; what may be is: {known} (sandbox.allow_packages)"
+                text = f"{quoted(name)} may not be installed; what may be is: {known} (sandbox.allow_packages)"
                 raise Refused(Status.DENIED, "package_denied", text)
 
     async def install(self, names: tuple[str, ...]) -> InstalledPackages:

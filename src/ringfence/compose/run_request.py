@@ -11,6 +11,7 @@ from ringfence.core.box import Input, Layout, Mount
 from ringfence.core.errors import Unavailable
 from ringfence.core.model import Json
 from ringfence.core.record import plain
+from ringfence.sandbox.files.inputs import open_input
 from ringfence.sandbox.tools.run import EXECUTE_PYTHON, RUN_SHELL
 
 
@@ -81,7 +82,7 @@ def named(given: Input) -> Json:
     if isinstance(given.source, bytes):
         return {"name": given.name, **_digest(given.source)}
     try:
-        with open(given.source, "rb") as file:
+        with open(open_input(given.source, links=given.links), "rb") as file:
             found = hashlib.file_digest(file, "sha256")
             return {"name": given.name, "bytes": file.tell(), "sha256": found.hexdigest()}
     except OSError as exc:

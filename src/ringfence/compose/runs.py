@@ -57,7 +57,6 @@ from ringfence.governance.policy import Policy
 from ringfence.governance.rulebook import Rulebook
 from ringfence.sandbox.tools.executor import Executor
 from ringfence.sandbox.tools.request import BoxContents, Provision, SessionLifetimes
-from ringfence.sandbox.tools.run import RUN_SHELL
 from ringfence.sandbox.tools.toolkit import PROGRAMS, SERVER, TOOLS, WIDE_TOOLS, definition
 from ringfence.store import Store
 
@@ -169,14 +168,11 @@ def _unshortened(contract: Contract) -> Contract:
 
 
 def _beside(contract: Contract, declared: Mapping[str, Contract]) -> Contract:
-    """What a declared contract redacts or asks approval for holds for the other tools of its session, too."""
+    """What a declared contract redacts is redacted by the other tools of its session, too."""
     hidden = [pattern for each in declared.values() for pattern in each.redact]
-    shells = [each.approval for each in declared.values() if each.tool == RUN_SHELL and each.approval != "none"]
-    if contract.tool in PROGRAMS or not (hidden or shells):
+    if contract.tool in PROGRAMS or not hidden:
         return contract
-    typed = contract.tool == "send_input" and shells  # what is typed into a shell are commands, too
-    approval = shells[0] if typed else contract.approval
-    return sealed_contract(replace(contract, redact=tuple(dict.fromkeys(hidden)), approval=approval))
+    return sealed_contract(replace(contract, redact=tuple(dict.fromkeys(hidden))))
 
 
 def own_lists(settings: Config) -> Contract:

@@ -21,6 +21,7 @@ from ringfence.config.env_command import SetVariables
 from ringfence.config.yaml import read_file
 from ringfence.core import canonical
 from ringfence.core.errors import ConfigError, Problem
+from ringfence.core.quoting import quoted
 from ringfence.secrets.redaction import SecretMatcher
 
 MOST_SERVERS = 100
@@ -295,7 +296,7 @@ class _Reader:
             try:
                 validators.variable(name)
             except ValueError:
-                notes.append(f"the variable {name[:40]!r} is left out: that is no name for one")
+                notes.append(f"the variable {quoted(name, 40)} is left out: that is no name for one")
                 continue
             asked = known.get(name) or Setting(name, "reference", f"${{{name}}}", (name,))
             found[name] = asked if variable.value is None else _setting(name, variable.value)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ringfence.config.folders import touches_credentials
 from ringfence.config.yaml import read_file
+from ringfence.core.quoting import quoted
 
 _LONGEST_FILE = 65_536
 _MOST_LINES = 256
@@ -195,7 +196,7 @@ def _meant(run: ContainerRun, option: _Option) -> None:
         case "--network" | "--net":
             if value != "none":
                 run.notes.append(
-                    f"its network {value[:40]!r} is not taken over: a box has none unless networks: gives it"
+                    f"its network {quoted(value, 40)} is not taken over: a box has none unless networks: gives it"
                 )
         case name if name in _LIMITS:
             run.notes.append(f"{name} is not taken over: write {_LIMITS[name]} instead")
@@ -205,10 +206,10 @@ def _volume(run: ContainerRun, value: str) -> None:
     host, sign, rest = value.partition(":")
     at, _, words = rest.partition(":")
     if not sign or not at.startswith("/"):
-        run.notes.append(f"the volume {value[:80]!r} {_NOT_KEPT}")
+        run.notes.append(f"the volume {quoted(value)} {_NOT_KEPT}")
     elif "/" not in host and not host.startswith((".", "~")):
         run.notes.append(
-            f"the volume {host[:80]!r} is not mounted: mount a folder at {at[:80]} if the server needs one"
+            f"the volume {quoted(host)} is not mounted: mount a folder at {quoted(at)} if the server needs one"
         )
     else:
         run.bound.append(Bound(host, at, "ro" not in words.split(",")))
@@ -221,10 +222,12 @@ def _mount(run: ContainerRun, value: str) -> None:
         given[name] = what if sign else "true"
     kind = given.get("type", "volume")
     if kind != "bind":
-        run.notes.append(f"--mount of type {kind[:20]!r} {_NOT_KEPT}")
+        run.notes.append(f"--mount of type {quoted(kind, 20)} {_NOT_KEPT}")
         return
     if given.keys() - _BIND:
-        run.refused.append(f"its option --mount has {sorted(given.keys() - _BIND)[0][:40]!r}, which is not known here")
+        run.refused.append(
+            f"its option --mount has {quoted(sorted(given.keys() - _BIND)[0], 40)}, which is not known here"
+        )
         return
     host = given.get("source") or given.get("src") or ""
     at = given.get("target") or given.get("dst") or given.get("destination") or ""

@@ -17,6 +17,7 @@ from ringfence.config.schema import Shape
 from ringfence.config.validators import did_you_mean
 from ringfence.config.yaml import Where, YamlSource, kind
 from ringfence.core.errors import Problem
+from ringfence.core.quoting import quoted
 
 S = TypeVar("S", bound=Shape)
 
@@ -143,7 +144,7 @@ def _sentence(error: Any) -> str:
 
 def _shown(value: Any) -> str:
     if isinstance(value, str):
-        return repr(value[:80])
+        return quoted(value)
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):
@@ -245,7 +246,7 @@ def _entry(shape: type[S], source: YamlSource, where: Where) -> Shaped[S]:
     try:
         validators.word(name)
         if section in ("capabilities", "servers") and "@" in name:
-            raise ValueError(f"{name[:80]!r} is not a name of a tool or server: no '@'")
+            raise ValueError(f"{quoted(name)} is not a name of a tool or server: no '@'")
     except ValueError as exc:
         source.problems.append(source.problem(where, str(exc), key=True))
     if name in RESERVED.get(section, ()):

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ringfence.core.box import MIB, NetworkRule
+from ringfence.core.quoting import quoted
 from ringfence.core.sizes import parse_size
 from ringfence.egress import rules
 from ringfence.governance.call_meta import TRACE
@@ -33,7 +34,7 @@ _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 def word(text: str) -> str:
     """A name of the operator's own making."""
     if not _WORD.fullmatch(text):
-        raise ValueError(f"{text[:80]!r} is not a name: letters, digits, '_', '-', '.' and '@', at most 128")
+        raise ValueError(f"{quoted(text)} is not a name: letters, digits, '_', '-', '.' and '@', at most 128")
     return text
 
 
@@ -46,7 +47,7 @@ def retention(text: str | int) -> str | int:
 def retention_seconds(text: str | int) -> float:
     found = _KEPT.fullmatch(f"{text}d" if isinstance(text, int) else text)
     if found is None:
-        raise ValueError(f"{str(text)[:80]!r} is not a duration: write days, as in 90 or 90d, or hours, as in 36h")
+        raise ValueError(f"{quoted(text)} is not a duration: write days, as in 90 or 90d, or hours, as in 36h")
     return int(found[1]) * (86_400.0 if found[2] == "d" else 3_600.0)
 
 
@@ -56,14 +57,14 @@ def mebibytes(value: Any) -> Any:
         return value
     number = parse_size(value)
     if number % MIB:
-        raise ValueError(f"{value[:80]!r} is not a whole number of MiB: write {-(-number // MIB)}M, say")
+        raise ValueError(f"{quoted(value)} is not a whole number of MiB: write {-(-number // MIB)}M, say")
     return number // MIB
 
 
 def module(text: str) -> str:
     """A Python module's name."""
     if not all(part.isidentifier() for part in text.split(".")):
-        raise ValueError(f"{text[:80]!r} is not the name of a Python module")
+        raise ValueError(f"{quoted(text)} is not the name of a Python module")
     return text
 
 
@@ -72,7 +73,7 @@ def glob(text: str) -> str:
     if not text:
         raise ValueError("an empty pattern matches nothing")
     if text.count("[") != text.count("]"):
-        raise ValueError(f"bad pattern {text[:80]!r}: a '[' without its ']'")
+        raise ValueError(f"bad pattern {quoted(text)}: a '[' without its ']'")
     return text
 
 
@@ -89,14 +90,14 @@ def _host(text: str) -> str:
         pass
     labels = text.removesuffix(".").split(".")
     if len(text) > 253 or not all(_LABEL.fullmatch(label) for label in labels) or labels[-1].isdecimal():
-        raise ValueError(f"{text[:80]!r} is not a host")
+        raise ValueError(f"{quoted(text)} is not a host")
     return text
 
 
 def _split(text: str) -> tuple[str, int | None]:
     match = _HOST_PORT.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text[:80]!r} is not host:port: write a host without scheme or path, as in example.com:443")
+        raise ValueError(f"{quoted(text)} is not host:port: write a host without scheme or path, as in example.com:443")
     port = None if match[2] is None else int(match[2])
     if port is not None and port > 65535:
         raise ValueError(f"{port} is not a port")
@@ -107,7 +108,7 @@ def listen_address(text: str) -> tuple[str, int]:
     """`host:port` of an address to listen on; port 0 takes a free one. Raises ValueError."""
     host, port = _split(text)
     if port is None:
-        raise ValueError(f"{text[:80]!r} names no port: write host:port")
+        raise ValueError(f"{quoted(text)} names no port: write host:port")
     return _host(host), port
 
 
@@ -124,7 +125,7 @@ def listen(text: str) -> str:
     if path is None:
         listen_address(text)
     elif not path or "\0" in path:
-        raise ValueError(f"{text[:80]!r} names no socket: write unix:PATH")
+        raise ValueError(f"{quoted(text)} names no socket: write unix:PATH")
     return text
 
 
@@ -142,7 +143,7 @@ def host_pattern(text: str) -> str:
 def secret_host(text: str) -> str:
     """An entry of `secrets.hosts`."""
     if rules.pattern(text).kind == "any":
-        raise ValueError(f"{text[:80]!r} would send the secret to every host: name the hosts")
+        raise ValueError(f"{quoted(text)} would send the secret to every host: name the hosts")
     return text
 
 
@@ -156,40 +157,40 @@ def url(text: str) -> str:
     """An http(s) URL without a password in it."""
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https"):
-        raise ValueError(f"{text[:80]!r} is not an http:// or https:// URL")
+        raise ValueError(f"{quoted(text)} is not an http:// or https:// URL")
     _ = parts.port  # raises ValueError where it is none
     _host(parts.hostname or "")
     if parts.username is not None or parts.password is not None:
         raise ValueError("a URL must not carry a user or password")
     if parts.fragment or re.search(r"\s", text):
-        raise ValueError(f"{text[:80]!r} is not the URL of a server")
+        raise ValueError(f"{quoted(text)} is not the URL of a server")
     return text
 
 
 def variable(text: str) -> str:
     if not _VARIABLE.fullmatch(text):
-        raise ValueError(f"{text[:80]!r} is not a variable's name")
+        raise ValueError(f"{quoted(text)} is not a variable's name")
     return text
 
 
 def header(text: str) -> str:
     if not _HEADER.fullmatch(text):
-        raise ValueError(f"{text[:80]!r} is not a header's name")
+        raise ValueError(f"{quoted(text)} is not a header's name")
     return text
 
 
 def header_format(text: str) -> str:
     """The text of a header around `{value}`."""
     if text.count("{value}") != 1 or re.search(r"[{}]", text.replace("{value}", "")):
-        raise ValueError(f"{text[:80]!r} must hold {{value}} once, and no other braces")
+        raise ValueError(f"{quoted(text)} must hold {{value}} once, and no other braces")
     if not re.fullmatch(r"[!-~]([ -~]*[!-~])?", text):
-        raise ValueError(f"{text[:80]!r} cannot stand in a header")
+        raise ValueError(f"{quoted(text)} cannot stand in a header")
     return text
 
 
 def method(text: str) -> str:
     if not re.fullmatch(r"[A-Z][A-Z0-9-]{0,31}", text):
-        raise ValueError(f"{text[:80]!r} is not an HTTP method: they are written in capitals")
+        raise ValueError(f"{quoted(text)} is not an HTTP method: they are written in capitals")
     return text
 
 
@@ -198,13 +199,13 @@ def address_range(text: str) -> str:
     try:
         ipaddress.ip_network(text)
     except ValueError:
-        raise ValueError(f"{text[:80]!r} is not an address or a range of them") from None
+        raise ValueError(f"{quoted(text)} is not an address or a range of them") from None
     return text
 
 
 def path_inside(text: str) -> str:
     if not text.startswith("/") or ".." in text.split("/"):
-        raise ValueError(f"{text[:80]!r} must be an absolute path without '..'")
+        raise ValueError(f"{quoted(text)} must be an absolute path without '..'")
     return text
 
 
@@ -212,15 +213,15 @@ def program(text: str) -> str:
     """A program by its name, or by an absolute path."""
     if text.startswith("/"):
         if text != posixpath.normpath(text) or text.startswith("//") or re.search(r"[\0-\x1f]", text):
-            raise ValueError(f"{text[:80]!r} must be an absolute path without '..' and double slashes")
+            raise ValueError(f"{quoted(text)} must be an absolute path without '..' and double slashes")
     elif not re.fullmatch(r"[A-Za-z0-9_\[][A-Za-z0-9._+@:\[\]-]{0,127}", text):
-        raise ValueError(f"{text[:80]!r} is not the name of a program, nor an absolute path")
+        raise ValueError(f"{quoted(text)} is not the name of a program, nor an absolute path")
     return text
 
 
 def digest(text: str) -> str:
     if not re.fullmatch("sha256:[0-9a-f]{64}", text):
-        raise ValueError(f"{text[:80]!r} is not a digest: sha256: and 64 digits")
+        raise ValueError(f"{quoted(text)} is not a digest: sha256: and 64 digits")
     return text
 
 
@@ -229,16 +230,16 @@ def meta_key(text: str) -> str:
     if text in TRACE:
         raise ValueError(f"{text} is always passed on, after a check")
     if text == "progressToken" or text.startswith(("io.modelcontextprotocol/", "ringfence/")):
-        raise ValueError(f"{text[:80]!r} is for one hop: it is made anew for the server")
+        raise ValueError(f"{quoted(text)} is for one hop: it is made anew for the server")
     if not _META.fullmatch(text) or len(text) > 256:
-        raise ValueError(f"{text[:80]!r} is not a key of _meta: name, or prefix.example/name")
+        raise ValueError(f"{quoted(text)} is not a key of _meta: name, or prefix.example/name")
     return text
 
 
 def preset(text: str) -> str:
     if text not in PRESETS:
         known = ", ".join(PRESETS)
-        raise ValueError(f"must be one of {known}; this is {text[:80]!r}{did_you_mean(text, PRESETS)}")
+        raise ValueError(f"must be one of {known}; this is {quoted(text)}{did_you_mean(text, PRESETS)}")
     return text
 
 
@@ -269,7 +270,7 @@ def secret_names(value: Any) -> Any:
 def filesystem(value: Any) -> Any:
     if isinstance(value, str):
         if value != "workspace_only":
-            raise ValueError(f"must be workspace_only or {{mounts: […]}}; this is {value[:80]!r}")
+            raise ValueError(f"must be workspace_only or {{mounts: […]}}; this is {quoted(value)}")
         return None
     return value
 

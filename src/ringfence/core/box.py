@@ -77,6 +77,9 @@ class Input:
     name: str
     """Relative to /workspace/input; may have folders."""
     source: Path | bytes
+    links: bool = False
+    """Whether links on the way to a host file are followed: only where the operator, or we, wrote its path. What a user
+    names is looked up once, and found without links. A link on that path later is another's, and leads elsewhere."""
 
 
 @plain

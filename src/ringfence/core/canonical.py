@@ -12,7 +12,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 MAX_DEPTH = 64
@@ -31,6 +31,10 @@ class NotCanonical(ValueError):
     def __init__(self, problem: str, value: Any = None) -> None:
         super().__init__(problem)
         self.value = value
+
+
+class TooMuch(NotCanonical):
+    """JSON that is nested too deeply, or has too many values to be read."""
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -55,7 +59,19 @@ def _finite(text: str) -> float:
     return number
 
 
-STRICT: dict[str, Any] = {"object_pairs_hook": _unique, "parse_constant": _no_constant, "parse_float": _finite}
+def _whole(text: str) -> int:
+    # Python's own limit is a setting, and below it the time still grows with the square of the digits.
+    if len(text) > _SHORT_DIGITS:
+        raise NotCanonical("a number is out of range")
+    return int(text)
+
+
+STRICT: dict[str, Any] = {
+    "object_pairs_hook": _unique,
+    "parse_constant": _no_constant,
+    "parse_float": _finite,
+    "parse_int": _whole,
+}
 """How the library reads what two readers must not read differently."""
 _decoder = json.JSONDecoder(**STRICT)
 
@@ -71,19 +87,34 @@ def loads(data: bytes | str, *, max_depth: int = MAX_DEPTH) -> Any:
         value = _decoder.decode(text)
         # A cheap bound first: only text with enough brackets can be nested deeply.
         if text.count("[") + text.count("{") > max_depth and depth(value) > max_depth:
-            raise NotCanonical(f"nested deeper than {max_depth} levels")
+            raise TooMuch(f"nested deeper than {max_depth} levels")
         if "\\u" in text or "\\U" in text:
             _encodable(value)
     except NotCanonical as exc:
         exc.value = _lenient(text)
         raise
     except RecursionError:
-        raise NotCanonical(f"nested deeper than {max_depth} levels") from None
+        raise TooMuch(f"nested deeper than {max_depth} levels") from None
     except json.JSONDecodeError as exc:
         raise NotCanonical(f"not JSON: {exc}") from None
-    except ValueError:  # of a whole number that Python does not read
-        raise NotCanonical("a number is out of range", _lenient(text)) from None
     return value
+
+
+def values_at_most(data: bytes) -> int:
+    """No fewer than there are values in this JSON, but for one; found without reading it, which is what they cost."""
+    return data.count(b",") + data.count(b"[") + data.count(b"{")
+
+
+def has_more_values(data: bytes, most: int) -> bool:
+    """Whether this JSON has more than `most` values, and so would take too long to read."""
+    if len(data) <= most or values_at_most(data) <= most:
+        return False
+    # Text has commas and brackets too, so they are counted between strings. What is not JSON may be miscounted, but
+    # only behind the place where its reader stops.
+    bare = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if bare.count(b'"') > 4 * most:  # a key and a text for each value, with two marks each
+        return True
+    return values_at_most(b"".join(bare.split(b'"')[::2])) > most
 
 
 def _lenient(text: str) -> Any:
@@ -237,3 +268,25 @@ def salted_bytes(text: bytes, salt: bytes) -> str:
 def new_id(prefix: str) -> str:
     """A fresh unguessable id, `prefix_…`. It begins with the time, so that indexes grow at their end."""
     return f"{prefix}_{time.time_ns() // 1_000_000:011x}{os.urandom(8).hex()}"
+
+
+def is_light(value: Any, most: int) -> bool:
+    """Whether a JSON value has at most so many characters, each value and key in it counted as 32 more. However heavy
+    it is, no more of it than that is looked at."""
+    left = most
+    stack = [value]
+    while stack and left > 0:
+        item = stack.pop()
+        left -= 16
+        if isinstance(item, str):
+            left -= len(item)
+        elif isinstance(item, Mapping):
+            left -= 16 * len(item)
+            if left > 0:
+                stack.extend(item.keys())
+                stack.extend(item.values())
+        elif isinstance(item, list | tuple):
+            left -= 16 * len(item)
+            if left > 0:
+                stack.extend(item)
+    return left > 0

@@ -178,7 +178,7 @@ _OPERATOR = {
     ),
     "tool_gone": ("The server no longer offers the tool.", "Look at the server; remove its contract."),
     "ambiguous_server": (
-        "Several servers offer the tool, and the contract names none.",
+        "Several servers offer the tool, or may, and the contract names none.",
         "Name the server in the contract.",
     ),
     "bad_schema": ("The tool's own schema cannot be used.", "Report it to the server's author; pin another version."),
@@ -326,7 +326,7 @@ _SERVER = {
     ),
     "server_question": ("The server asked something that cannot be passed on.", "Read the message."),
     "too_many_rounds": ("The server asked too often in one call.", "Report it to the server's author."),
-    "server_listing": ("The server's list is broken.", "Report it to the server's author."),
+    "server_listing": ("The server's list is broken, or too long.", "Report it to the server's author."),
     "server_version": ("The server speaks a revision that is not spoken here.", "Use another version of it."),
     "server_start": ("The server could not be started.", "Read the message: it ends with what the server said."),
 }

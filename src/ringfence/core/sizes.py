@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from ringfence.core.box import MIB
+from ringfence.core.quoting import quoted
 
 _UNITS = {"K": 1024, "M": MIB, "G": 1024 * MIB, "T": 1024 * 1024 * MIB}
 _WRITTEN = re.compile(r"([0-9]{1,20})(?:\.([0-9]{1,20}))? ?(?:([KMGT])(?:I?B)?)?", re.ASCII | re.IGNORECASE)
@@ -16,7 +17,7 @@ def parse_size(text: str) -> int:
     found = _WRITTEN.fullmatch(text)
     if found is None:
         raise ValueError(
-            f"{text[:80]!r} is not a size: write MiB as a plain number, as in 512, or a number with K, M, G or T, as"
+            f"{quoted(text)} is not a size: write MiB as a plain number, as in 512, or a number with K, M, G or T, as"
             " in 512M or 1.5G"
         )
     whole, part, unit = found.groups(default="")

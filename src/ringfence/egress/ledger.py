@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, TypedDict
 
 from ringfence.core.box import NetworkRule
+from ringfence.egress import names
 from ringfence.egress.names import Endpoint
 
 
@@ -48,6 +49,17 @@ class Failed(Stopped):
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(502, "", reason, detail)
+
+
+def looked_up(host: str, reason: str | None) -> bool:
+    """Whether a request to this host that was denied for this reason had its name looked up before: then the name,
+    which the program may have chosen, was sent to whoever answers for its domain."""
+    if reason is None or not reason.startswith(("address_", "own_port")):
+        return False
+    try:
+        return names.host(host).address is None
+    except names.BadName:  # it stands for many
+        return True
 
 
 # ── The record ───────────────────────────────────────────────────────────────────────────────────

@@ -17,6 +17,8 @@ from functools import lru_cache
 
 import idna
 
+from ringfence.core.quoting import quoted
+
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _TEXT_MOST = 253
@@ -188,7 +190,7 @@ def _ipv6(text: str) -> ipaddress.IPv6Address:
 
 
 def _shown(text: str) -> str:
-    return ascii(text[:80])
+    return quoted(text, form=ascii)
 
 
 # ── Which addresses are public, and which only a rule that names them may reach ──────────────────

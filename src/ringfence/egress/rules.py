@@ -13,6 +13,7 @@ from typing import Literal
 from urllib.parse import unquote_to_bytes
 
 from ringfence.core.box import InstallIndex, NetworkRule
+from ringfence.core.quoting import quoted
 from ringfence.egress import names
 from ringfence.egress.names import Endpoint, Host, Range
 
@@ -70,7 +71,7 @@ def pattern(text: str) -> Pattern:
             return Pattern("any", "", _port(match[2]))
         ending = names.host(match[1])
         if ending.address is not None:
-            raise names.BadName(f"{text[:80]!a}: '*.' stands before a domain, not before an address")
+            raise names.BadName(f"{quoted(text, form=ascii)}: '*.' stands before a domain, not before an address")
         return Pattern("suffix", f".{ending}", _port(match[2]))
     if text.count(":") > 1 and not text.startswith("["):
         return _exact(names.host(text), None)
@@ -214,12 +215,12 @@ def _under(path: str, prefix: str) -> bool:
 
 def _compile(rule: NetworkRule) -> _Compiled:
     if not _NAME.fullmatch(rule.name):
-        raise ValueError(f"{rule.name[:80]!r} is not the name of a rule")
+        raise ValueError(f"{quoted(rule.name)} is not the name of a rule")
     for method in rule.methods or ():
         if not _METHOD.fullmatch(method):
-            raise ValueError(f"{method[:80]!r} is not a method: they are written in capitals")
+            raise ValueError(f"{quoted(method)} is not a method: they are written in capitals")
     for prefix in rule.paths or ():
         if not prefix.startswith("/") or plain_path(prefix) != prefix or "*" in prefix.removesuffix("/*"):
-            raise ValueError(f"{prefix[:80]!r} is not a path prefix")
+            raise ValueError(f"{quoted(prefix)} is not a path prefix")
     ranges = tuple(ipaddress.ip_network(text) for text in rule.addresses)
     return _Compiled(rule, tuple(pattern(text) for text in rule.hosts), ranges)

@@ -22,6 +22,7 @@ _RECORDS_MOST = 64
 _LENGTH_MOST = 131396
 """The longest hello that OpenSSL reads."""
 _CHANGE_CIPHER = 20
+_ALERT = 21
 _HANDSHAKE = 22
 _APPLICATION_DATA = 23
 _CLIENT_HELLO = 1
@@ -154,7 +155,9 @@ class HelloGuard:
     """Lets the bytes of a client through once they are known to be for the host of the tunnel.
 
     After the first hello a server may ask for another one; a client that answers with another name would be let in
-    under it by some servers. So the guard stays until a record comes that no hello can follow.
+    under it by some servers. So the guard stays until a record comes that no hello can follow: other messages of the
+    handshake, or data. What servers pass over (changes of cipher, warnings) passes and opens nothing; what no client
+    sends here ends the tunnel, since some server might pass over that as well.
     """
 
     def __init__(self, expected: Host) -> None:
@@ -205,21 +208,26 @@ class HelloGuard:
     def _record(self) -> bool:
         """Looks at the next record's header. False while too little of it is there."""
         kind = self._held[0]
-        if kind == _CHANGE_CIPHER or (kind == _APPLICATION_DATA and self._early_data):
-            if len(self._held) < 5:
-                return False
-            self._passing = 5 + int.from_bytes(self._held[3:5])
-        elif kind == _HANDSHAKE:
+        if kind not in (_CHANGE_CIPHER, _ALERT, _HANDSHAKE, _APPLICATION_DATA):
+            raise BadHello("bad_hello")
+        if len(self._held) < 5:
+            return False
+        length = int.from_bytes(self._held[3:5])
+        if kind == _HANDSHAKE:
+            if length == 0:
+                raise BadHello("bad_hello")
             if len(self._held) < 7:
                 return False
             # After a change of cipher TLS 1.2 sends noise here: a hello has a length that some server takes.
-            split = int.from_bytes(self._held[3:5]) < 2
+            split = length < 2
             if self._held[5] == _CLIENT_HELLO and (split or self._held[6] <= _LENGTH_MOST >> 16):
                 self._wants_hello = True
             else:
                 self.open = True
-        else:
+        elif kind == _APPLICATION_DATA and not self._early_data:
             self.open = True
+        else:
+            self._passing = 5 + length
         return True
 
 

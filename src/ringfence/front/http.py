@@ -36,8 +36,17 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ringfence.core import canonical
 from ringfence.core.model import Json, Principal
+from ringfence.core.quoting import quoted
 from ringfence.front import results
-from ringfence.front.inbound import ClientRequest, Inbound, wants, with_params
+from ringfence.front.inbound import (
+    ClientRequest,
+    Inbound,
+    declared_problem,
+    handshake,
+    wants,
+    with_params,
+    without_icons,
+)
 from ringfence.front.mcp import McpFront
 from ringfence.front.refusals import Refusal, Refusals, reason_of
 from ringfence.upstream.connection import ROOTS_CHANGED
@@ -447,6 +456,9 @@ class HttpFront:
         await request.plain(421, "foreign_host", "Host is not this gateway")
         return True
 
+    def _is_ours(self, origin: bytes) -> bool:
+        return origin.decode("latin-1").strip(" \t").lower() in self._origins
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = _HttpRequest(scope, receive, send, self.refusals)
         headers = request.headers
@@ -454,7 +466,7 @@ class HttpFront:
         # A page in a browser must not reach us through a name or an origin that is not ours.
         if self._is_foreign(scope, headers):
             await request.plain(421, "foreign_host", "Host is not this gateway")
-        elif "origin" in headers and headers["origin"].lower() not in self._origins:
+        elif any(name == b"origin" and not self._is_ours(value) for name, value in scope["headers"]):
             await request.plain(403, "foreign_origin", "Origin is not this gateway")
         elif principal is None:
             await request.plain(403, "unknown_caller", "this gateway serves the programs of its own user only")
@@ -475,6 +487,12 @@ class HttpFront:
             return
         value, fault = message
         if value.get("method") == "initialize" and "id" in value:
+            try:
+                value = {**value, "params": handshake(_params(value) or {})}
+            except MCPError as exc:
+                await request.note(reason_of(exc.code), "initialize")
+                await _error(request.send, 400, exc.code, exc.message, value["id"])
+                return
             session = self.sessions.create(principal)
             if session is None:
                 await request.error(503, INVALID_REQUEST, "too_many_sessions", "too many sessions are open")
@@ -523,7 +541,7 @@ class HttpFront:
         ident = value["id"]
         taken = ident in session.in_flight
         if taken:
-            fault = f"request id {str(ident)[:64]!r} is in use"
+            fault = f"request id {quoted(ident, 64)} is in use"
             if value["method"] != "tools/call":
                 await request.note("id_in_use")
                 await _error(request.send, 400, INVALID_REQUEST, fault, ident)
@@ -629,7 +647,7 @@ class HttpFront:
         if self._front.answers(method, version):
             declared = route.client_capabilities if isinstance(route.client_capabilities, dict) else {}
             return self._front.answer(ClientRequest(method, params, version, inbound, declared))
-        connection = Connection.from_envelope(version, route.client_info, route.client_capabilities)
+        connection = Connection.from_envelope(version, without_icons(route.client_info), route.client_capabilities)
         runner: ServerRunner[Any] = ServerRunner(self._front.server, connection, None)
         return runner.on_request(exchange, method, params)
 
@@ -639,7 +657,12 @@ class HttpFront:
         if duplicated is not None:
             return InboundLadderRejection(HEADER_MISMATCH, f"{duplicated} header appears more than once")
         route = classify_inbound_request(value, headers=headers)
-        if isinstance(route, InboundLadderRejection) or value["method"] != "tools/call":
+        if isinstance(route, InboundLadderRejection):
+            return route
+        problem = declared_problem(route.client_info, route.client_capabilities)
+        if problem is not None:
+            return InboundLadderRejection(INVALID_PARAMS, problem)
+        if value["method"] != "tools/call":
             return route
         params = value["params"]
         arguments = params.get("arguments") or {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,11 @@ ANSWER_SECONDS = 600.0
 WAIT_SECONDS = 600.0
 """How long a paused call waits for its client's next request."""
 MAX_WAITING = 1000
+MOST_DECLARED = 16_384
+"""Characters of what a client says of itself, as `canonical.is_light` counts them. It is kept as long as the client's
+session, or as a call that waits for the client."""
+MOST_WATCHED = 1000
+"""Resources that one session, or one stream, may be subscribed to."""
 
 
 @dataclass(slots=True)
@@ -50,6 +55,9 @@ class Inbound:
     reason: str | None = None
     """Why it did not, where the code of the answer does not say."""
 
+    def becomes_call(self) -> None:
+        self.called = True
+
 
 def with_params(value: Any, fault: str | None) -> tuple[Any, str | None]:
     """A call whose params are no object is a call all the same: it goes on without them, as one that is at fault."""
@@ -57,6 +65,29 @@ def with_params(value: Any, fault: str | None) -> tuple[Any, str | None]:
     if called and not isinstance(value.get("params", {}), dict):
         return {**value, "params": {}}, fault or "params must be an object"
     return value, fault
+
+
+def without_icons(info: Any) -> Any:
+    """What a client says of itself, without pictures, which may be long and which nothing here shows."""
+    return {name: value for name, value in info.items() if name != "icons"} if isinstance(info, dict) else info
+
+
+def declared_problem(info: Any, capabilities: Any) -> str | None:
+    """Why what a client declares is not accepted, if so."""
+    if canonical.is_light((without_icons(info), capabilities), MOST_DECLARED):
+        return None
+    return f"what a client declares (clientInfo and capabilities) has more than {MOST_DECLARED} characters"
+
+
+def handshake(params: Mapping[str, Any]) -> Json:
+    """The params of an `initialize`, as they are kept. Raises MCPError."""
+    kept = {name: params[name] for name in ("protocolVersion", "capabilities", "clientInfo", "_meta") if name in params}
+    if "clientInfo" in kept:
+        kept["clientInfo"] = without_icons(kept["clientInfo"])
+    problem = declared_problem(kept, None)
+    if problem is not None:
+        raise MCPError(INVALID_PARAMS, problem)
+    return kept
 
 
 @dataclass(slots=True)
@@ -191,12 +222,16 @@ class PausedCalls:
         self._group.start_soon(self._drive, run, call)
         return await self._next(run)
 
-    async def resume(self, handle: str, call: Call, channel: PausableChannel) -> Outcome | Json:
+    async def resume(
+        self, handle: str, call: Call, channel: PausableChannel, found: Callable[[], None] = lambda: None
+    ) -> Outcome | Json:
+        """Go on with the call that waits under this handle, once it is `found`. Raises MCPError."""
         run = self._waiting.get(handle)
         if run is None or run.binding != _binding(call):
             raise MCPError(INVALID_PARAMS, "requestState is unknown, expired, or belongs to another request")
         if call.inputs is None:
             raise MCPError(INVALID_PARAMS, "inputResponses must be an object")
+        found()
         del self._waiting[handle]
         run.handle = None
         run.scope.deadline = float("inf")

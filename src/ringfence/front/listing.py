@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from ringfence.core import canonical, invisible
@@ -77,6 +78,11 @@ def _pointless(rules: Rulebook, contract: Contract) -> bool:
     return rules.policy.never_allows(Call("", Principal(LOCAL_AGENT), contract.name, {}), contract)
 
 
+def _owner(name: str, servers: Collection[str]) -> str | None:
+    """The server that an offered name is said to be of: the one with the longest name that it begins with."""
+    return max((server for server in servers if name.startswith(f"{server}.")), key=len, default=None)
+
+
 class Listing:
     """Reads the rulebook in force each time, so a reload shows at once."""
 
@@ -117,12 +123,25 @@ class Listing:
         return self._prompt_names().get(name)
 
     def _prompt_names(self) -> dict[str, tuple[str, str]]:
-        """Offered names; one that two servers use is preceded by its server's."""
+        """Offered names. A prompt is preceded by its server's name where two servers have it, and where its own name
+        begins like that of another server: what is offered as SERVER.NAME is that server's, whoever else says so."""
         rules = self._pipeline.rules
         keys = [k for k in rules.prompts if k[0] in rules.servers and allowed_item(rules.servers[k[0]], "prompt", k[1])]
-        keys = [key for key in keys if invisible.name(key[1]) == key[1]]  # a name is sent back as it was shown
-        names = [name for _, name in keys]
-        return {(n if names.count(n) == 1 else f"{s}.{n}"): (s, n) for s, n in keys}
+        # A name is sent back as it was shown.
+        keys = [key for key in keys if invisible.name(key[1]) == key[1] and self._shows(key[1])]
+        times = Counter(name for _, name in keys)
+        offered: dict[str, tuple[str, str]] = {}
+        for server, name in keys:
+            owner = _owner(name, rules.servers)
+            free = owner is None or (owner == server and (server, name.removeprefix(f"{server}.")) not in rules.prompts)
+            shown = name if times[name] == 1 and free else f"{server}.{name}"
+            if shown == name or _owner(shown, rules.servers) == server:  # otherwise it is the name of another's
+                offered[shown] = (server, name)
+        return offered
+
+    def _shows(self, name: str) -> bool:
+        """Whether nothing in this name is a secret, or has the shape of one."""
+        return bool(self._pipeline.listed({"name": name})["name"] == name)
 
     async def resources(self, principal: Principal, *, templates: bool, origin: Origin = "system") -> list[Json]:
         """The resources of every server that lists any; a server that is down is logged and left out."""
@@ -162,9 +181,9 @@ class Listing:
 
     async def resource_server(self, principal: Principal, uri: str) -> str | None:
         """The server whose list has this URI: the only one that may, else the one that listed it."""
+        uri = normal_uri(uri) or uri
         if uri.startswith(PREFIX):
             return SERVER
-        uri = normal_uri(uri) or uri
         candidates = [s.name for s in self._with_resources() if allowed_item(s, "resource", uri)]
         if len(candidates) < 2:
             return candidates[0] if candidates else None
@@ -180,7 +199,8 @@ class Listing:
     def _learn(self, principal: Principal, uri: str, server: str) -> None:
         if len(self._owners) > 10_000:
             self._owners.clear()
-        self._owners[principal.key, uri] = server
+        # The first that listed it keeps it, as long as it may: another must not take it over by listing it, too.
+        self._owners.setdefault((principal.key, uri), server)
 
     def digest(self) -> str:
         """Changes when what a client would be shown changes."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,10 +23,12 @@ from mcp_types import INVALID_PARAMS, SubscriptionsListenRequestParams, Subscrip
 
 from ringfence.core import canonical
 from ringfence.core.model import Call, CallKind, Json, Outcome, Principal
+from ringfence.core.quoting import quoted
 from ringfence.front import results
 from ringfence.front.inbound import (
     LOG_LEVEL_KEY,
     LOG_LEVELS,
+    MOST_WATCHED,
     ClientChannel,
     ClientRequest,
     Inbound,
@@ -46,6 +48,15 @@ log = logging.getLogger("ringfence.front")
 
 Context = ServerRequestContext[Any, Any]
 _HANDSHAKE_ONLY = frozenset({"logging/setLevel", "resources/subscribe", "resources/unsubscribe"})
+_CALLS: Mapping[str, tuple[CallKind, str]] = {
+    "tools/call": ("tool", "name"),
+    "resources/read": ("resource", "uri"),
+    "resources/subscribe": ("resource", "uri"),
+    "prompts/get": ("prompt", "name"),
+    "completion/complete": ("completion", "ref"),
+}
+"""Requests of clients that are calls: their kinds, and which of their params names what they are about."""
+_TOO_MANY = f"no more than {MOST_WATCHED} resources can be subscribed to"
 _QUESTIONS = ("elicitation", "sampling", "roots")
 
 
@@ -116,11 +127,30 @@ class McpFront:
 
     async def answer(self, asked: ClientRequest) -> Json:
         """The result of a method that is ours. Raises MCPError."""
-        await self.settled()
-        result = await self._methods[asked.method](asked, asked.inbound)
+        try:
+            await self.settled()
+            result = await self._methods[asked.method](asked, asked.inbound)
+        except anyio.get_cancelled_exc_class():
+            if not asked.inbound.called:
+                with anyio.CancelScope(shield=True):
+                    await self._withdrawn(asked)
+            raise
         if asked.version == MODERN:
             return results.stamp(result, asked.method, self._stamp)
         return results.unstamp(result)
+
+    async def _withdrawn(self, asked: ClientRequest) -> None:
+        """What would have been a call is on record as one, even if its client took it back before it was."""
+        kind, place = _CALLS.get(asked.method, (None, ""))
+        if kind is None:
+            return
+        named = asked.params.get(place)
+        if isinstance(named, dict):
+            named = named.get("name") or named.get("uri")
+        arguments = asked.params.get("arguments") if kind == "tool" else {place: named}
+        name = named if isinstance(named, str) else ""
+        call = self._make(asked, kind, name, arguments if isinstance(arguments, dict) else {})
+        await self._pipeline.withdrawn(call)
 
     # ── calls ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -160,9 +190,13 @@ class McpFront:
             raise MCPError(INVALID_PARAMS, "name must be a string")
         server, own = self.listing.prompt(name) or (None, name)
         wanted: Json = {"name": own}
-        if isinstance(params.get("arguments"), dict):
-            wanted["arguments"] = params["arguments"]
-        return await self._item(asked, inbound, self._make(asked, "prompt", name, wanted, server))
+        arguments = params.get("arguments")
+        if isinstance(arguments, dict):
+            wanted["arguments"] = arguments
+        call = self._make(asked, "prompt", name, wanted, server)
+        if arguments is not None and not isinstance(arguments, dict):
+            call = results.with_fault(call, call.fault or "arguments must be an object")
+        return await self._item(asked, inbound, call)
 
     async def _complete(self, asked: ClientRequest, inbound: Inbound) -> Json:
         params = {k: v for k, v in asked.params.items() if k in ("ref", "argument", "context")}
@@ -212,7 +246,7 @@ class McpFront:
             trace=parent if trace_problem("traceparent", parent) is None else None,
             # A client that said nothing may give up before a person answers, and its agent would never learn of it.
             wait_seconds=float(wait) if _is_seconds(wait) else 0.0,
-            fault=inbound.fault or _key_problem(key) or _wait_problem(wait),
+            fault=inbound.fault or _shape_problem(asked.params) or _key_problem(key) or _wait_problem(wait),
             method=asked.method,
             meta=results.forwardable(meta),
             log_level=level if level in LOG_LEVELS else None,
@@ -237,9 +271,7 @@ class McpFront:
         if state is None:
             return await self._paused.begin(call, channel)
         inbound.called = False  # until the call is found that this goes on with
-        outcome = await self._paused.resume(str(state), call, channel)
-        inbound.called = True
-        return outcome
+        return await self._paused.resume(str(state), call, channel, inbound.becomes_call)
 
     # ── lists ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -261,6 +293,8 @@ class McpFront:
     async def _subscribe(self, asked: ClientRequest, inbound: Inbound) -> Json:
         uri = _watchable(asked.params.get("uri"))
         if uri not in inbound.watching:
+            if len(inbound.watching) >= MOST_WATCHED:
+                raise MCPError(INVALID_PARAMS, _TOO_MANY)
             await self._watch(inbound, uri, asked.version)
             inbound.watching.add(uri)
         return {}
@@ -277,10 +311,11 @@ class McpFront:
         principal = inbound.principal
         server = await self.listing.resource_server(principal, uri)
         if server == SERVER:  # what a session leaves is announced as a change of the list
-            raise MCPError(INVALID_PARAMS, f"no resource {uri!r} is offered that could be subscribed to")
+            raise MCPError(INVALID_PARAMS, f"no resource {quoted(uri, 1000)} is offered that could be subscribed to")
         call = _aside("resource", "resources/subscribe", inbound, uri, {"uri": uri})
         call = replace(call, server=server, session=inbound.session)
         assert inbound.outbound is not None
+        inbound.called = True
         outcome = await self._pipeline.handle(call, ClientChannel(inbound.outbound, {}, None))
         if not outcome.ok:
             raise results.item_error(outcome, call, version)
@@ -320,8 +355,11 @@ class McpFront:
         assert isinstance(inbound, Inbound)
         principal = inbound.principal
         watched: set[str] = set()
+        wanted = params.notifications.resource_subscriptions or ()
+        if len(wanted) > MOST_WATCHED:
+            raise MCPError(INVALID_PARAMS, _TOO_MANY)
         try:
-            for uri in params.notifications.resource_subscriptions or ():
+            for uri in wanted:
                 try:
                     known = _watchable(uri)
                     await self._watch(inbound, known, ctx.protocol_version)
@@ -359,6 +397,12 @@ class McpFront:
 
 async def _settled() -> None:
     return
+
+
+def _shape_problem(params: Mapping[str, Any]) -> str | None:
+    """What is no object is not left out either: its sender may rely on it."""
+    bad = [name for name in ("_meta", "inputResponses") if not isinstance(params.get(name) or {}, dict)]
+    return f"{bad[0]} must be an object" if bad else None
 
 
 def _key_problem(key: Any) -> str | None:

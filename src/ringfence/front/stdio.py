@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +16,7 @@ import anyio.to_thread
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.server.connection import Connection, NotifyOnlyOutbound
 from mcp.server.runner import ServerRunner, aclose_shielded, modern_error_data, serve_one
-from mcp.shared.dispatcher import DispatchContext
+from mcp.shared.dispatcher import DispatchContext, coerce_request_id
 from mcp.shared.exceptions import MCPError
 from mcp.shared.inbound import InboundLadderRejection, classify_inbound_request
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
@@ -22,17 +24,20 @@ from mcp.shared.message import ServerMessageMetadata, SessionMessage
 from mcp.shared.transport_context import TransportContext
 from mcp_types import (
     INTERNAL_ERROR,
+    INVALID_PARAMS,
     INVALID_REQUEST,
     PARSE_ERROR,
     ErrorData,
     JSONRPCError,
     JSONRPCNotification,
     JSONRPCRequest,
+    JSONRPCResponse,
 )
 
 from ringfence.core import canonical
 from ringfence.core.model import Json, Principal
-from ringfence.front.inbound import Inbound, wants, with_params
+from ringfence.core.quoting import quoted
+from ringfence.front.inbound import Inbound, declared_problem, handshake, wants, with_params, without_icons
 from ringfence.front.mcp import McpFront
 from ringfence.front.refusals import Refusal, reason_of
 from ringfence.upstream.connection import ROOTS_CHANGED
@@ -52,7 +57,11 @@ class StdioFront:
         self._principal = principal
         self._session = canonical.new_id("stdio")
         self._level = ["debug"]
-        self._busy: set[Any] = set()
+        self._open: set[Any] = set()
+        """Ids of requests under way, as the SDK tells them apart."""
+        self._alias = f"{secrets.token_hex(8)}:"
+        """Begins the ids that we give to requests whose own id is in use: to the SDK two requests never share one, so
+        that the first can still be cancelled. The rest of such an id is what the client wrote."""
         self._watching: set[str] = set()
         self._initialized = False
         """Whether a client of the handshake era is there: only such a one is told what it did not ask for."""
@@ -98,14 +107,18 @@ class StdioFront:
             dctx: DispatchContext[TransportContext], method: str, params: Mapping[str, Any] | None
         ) -> Json:
             meta = (params or {}).get("_meta")
+            if method == "initialize":
+                params = handshake(params or {})
             if method == "initialize" or not (isinstance(meta, dict) and _VERSION_KEY in meta):
                 return await runner.on_request(dctx, method, params)
             route = classify_inbound_request({"method": method, "params": params})
             if isinstance(route, InboundLadderRejection):
                 raise MCPError(route.code, route.message, route.data)
-            once = Connection.from_envelope(
-                route.protocol_version, route.client_info, route.client_capabilities, outbound=quiet
-            )
+            problem = declared_problem(route.client_info, route.client_capabilities)
+            if problem is not None:
+                raise MCPError(INVALID_PARAMS, problem)
+            info = without_icons(route.client_info)
+            once = Connection.from_envelope(route.protocol_version, info, route.client_capabilities, outbound=quiet)
             try:
                 return await serve_one(self._front.server, dctx, method, params, connection=once, lifespan_state=None)
             except Exception as exc:  # the edge: as over HTTP, details stay in our log
@@ -125,7 +138,7 @@ class StdioFront:
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._read, source, inbound_send, outbound.clone())
-                group.start_soon(_write, sink, outbound_receive)
+                group.start_soon(self._write, sink, outbound_receive)
                 await dispatcher.run(on_request, on_notify)
                 group.cancel_scope.cancel()
         finally:
@@ -136,21 +149,24 @@ class StdioFront:
     def _answering(self, dctx: DispatchContext[TransportContext], method: str) -> Iterator[None]:
         """A request under way. Its id is its own until it ends; a call that takes it as well is at fault."""
         inbound = _inbound(dctx)
-        ident = dctx.request_id
         inbound.outbound = dctx
-        taken = ident in self._busy
-        if taken:
-            problem = f"request id {str(ident)[:64]!r} is in use"
-            if method != "tools/call":
-                inbound.reason = "id_in_use"
-                raise MCPError(INVALID_REQUEST, problem)
-            inbound.fault = problem
-        self._busy.add(ident)
+        assert dctx.request_id is not None
         try:
+            if str(dctx.request_id).startswith(self._alias):
+                problem = f"request id {quoted(self._own_id(dctx.request_id), 64)} is in use"
+                if method != "tools/call":
+                    inbound.reason = "id_in_use"
+                    raise MCPError(INVALID_REQUEST, problem)
+                inbound.fault = problem
             yield
         finally:
-            if not taken:
-                self._busy.discard(ident)
+            self._open.discard(coerce_request_id(dctx.request_id))
+
+    def _own_id(self, ident: Any) -> Any:
+        """The id that the client wrote."""
+        if not (isinstance(ident, str) and ident.startswith(self._alias)):
+            return ident
+        return json.loads(ident.removeprefix(self._alias).partition(":")[2])
 
     async def _read(
         self,
@@ -197,7 +213,22 @@ class StdioFront:
         inbound = Inbound(self._principal(), "mcp-stdio", session=self._session, fault=fault)
         inbound.log_level = self._level
         inbound.watching = self._watching
+        if isinstance(message, JSONRPCRequest):
+            if coerce_request_id(message.id) in self._open:
+                alias = f"{self._alias}{secrets.token_hex(8)}:{json.dumps(message.id)}"
+                message = message.model_copy(update={"id": alias})
+            self._open.add(coerce_request_id(message.id))
         await out.send(SessionMessage(message, ServerMessageMetadata(request_context=inbound)))
+
+    async def _write(self, sink: int, source: MemoryObjectReceiveStream[SessionMessage]) -> None:
+        with os.fdopen(sink, "wb", buffering=0) as raw:
+            async with source:
+                async for item in source:
+                    message = item.message
+                    if isinstance(message, JSONRPCResponse | JSONRPCError) and message.id is not None:
+                        message = message.model_copy(update={"id": self._own_id(message.id)})
+                    data = message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
+                    await anyio.to_thread.run_sync(_write_all, raw, data)
 
     async def _refused(self, reason: str, method: str | None = None) -> None:
         refusal = Refusal("mcp-stdio", reason, principal=self._principal())
@@ -215,14 +246,6 @@ def _problem(ident: Any, text: str) -> SessionMessage:
     known = ident if isinstance(ident, str | int) and not isinstance(ident, bool) else None
     error = ErrorData(code=PARSE_ERROR, message=f"Parse error: {text}")
     return SessionMessage(JSONRPCError(jsonrpc="2.0", id=known, error=error))
-
-
-async def _write(sink: int, source: MemoryObjectReceiveStream[SessionMessage]) -> None:
-    with os.fdopen(sink, "wb", buffering=0) as raw:
-        async with source:
-            async for item in source:
-                data = item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
-                await anyio.to_thread.run_sync(_write_all, raw, data)
 
 
 def _write_all(raw: Any, data: bytes) -> None:

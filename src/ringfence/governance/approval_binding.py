@@ -31,6 +31,8 @@ def binding(rules: Rulebook, state: CallState, contract: Contract, requirement: 
         "environment": rules.environment,
         "approval": rules.approvals.terms(requirement),
     }
+    if state.programs:
+        bound["programs"] = [each.digest for each in state.programs]
     if state.session_state is not None:
         bound["session"] = [state.call.session_named, *state.session_state]
     return canonical.digest(bound)

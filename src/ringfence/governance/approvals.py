@@ -55,9 +55,7 @@ class Approvals:
 
     def requirement(self, contract: Contract, decision: Decision, variables: Callable[[], Json]) -> Requirement | None:
         """What must be asked for this call, if anything. A condition that fails to evaluate asks."""
-        names = list(decision.asks)
-        if contract.approval != "none" and self._applies(contract.approval, variables):
-            names.append(contract.approval)
+        names = [*decision.asks, *self.asked_by(contract, variables)]
         if not names:
             return None
         rules = [self._rules[n] for n in dict.fromkeys(names)]
@@ -69,6 +67,11 @@ class Approvals:
             self_approval=not self._people or all(r.self_approval for r in rules),
             people=max(r.people for r in rules),
         )
+
+    def asked_by(self, contract: Contract, variables: Callable[[], Json]) -> tuple[str, ...]:
+        """The approval rule that the contract names, where its condition applies."""
+        name = contract.approval
+        return (name,) if name != "none" and self._applies(name, variables) else ()
 
     def terms(self, requirement: Requirement) -> Json:
         """What an answer is bound to besides its call: the rules that ask for it, and who may give it."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Generic, TypeVar
@@ -52,7 +53,7 @@ class _Streak:
 class BudgetSlot:
     """A place that a call has taken; released with how the call ended. Releasing it twice is harmless."""
 
-    __slots__ = ("_bucket", "_budget", "_call", "_digest", "_open")
+    __slots__ = ("_bucket", "_budget", "_call", "_digest", "_held", "_open")
 
     def __init__(self, budget: Budget, bucket: _Bucket | None, call: Call, arguments_digest: str) -> None:
         self._budget = budget
@@ -60,12 +61,28 @@ class BudgetSlot:
         self._call = call
         self._digest = arguments_digest
         self._open = True
+        self._held = bucket is not None
+
+    @contextmanager
+    def set_aside(self, contract: Contract) -> Iterator[None]:
+        """Leave the place to others while the call waits for a person, who may take long. Raises Refused where there is
+        none when it goes on; the approval stays for the next attempt."""
+        bucket = self._bucket
+        if bucket is None:
+            yield
+            return
+        bucket.running -= 1
+        self._held = False
+        yield
+        _check_room(bucket, contract)
+        bucket.running += 1
+        self._held = True
 
     def release(self, status: Status) -> None:
         if not self._open:
             return
         self._open = False
-        if self._bucket is not None:
+        if self._bucket is not None and self._held:
             self._bucket.running -= 1
         self._budget.note(self._call, self._digest, status)
 
@@ -86,7 +103,8 @@ class Budget:
         self._clock = clock
         self._guard_loops = guard_loops
         self._buckets: _Recent[tuple[str, str], _Bucket] = _Recent(kept, lambda bucket: bucket.running == 0)
-        self._streaks: _Recent[tuple[str, str, str], _Streak] = _Recent(min(kept, 2000), lambda streak: True)
+        # By the digest of the call, which covers its name: a caller may give that any length.
+        self._streaks: _Recent[tuple[str, str], _Streak] = _Recent(min(kept, 2000), lambda streak: True)
 
     def admit(self, call: Call, contract: Contract, arguments_digest: str) -> BudgetSlot:
         """Take a place and a token. Raises Refused, which costs neither."""
@@ -97,9 +115,7 @@ class Budget:
             return BudgetSlot(self, None, call, arguments_digest)
         burst = float(rate.burst if rate.burst is not None else rate.per_minute or 0)
         bucket = self._buckets.get((call.principal.key, contract.name), lambda: _Bucket(burst, now))
-        if rate.concurrent is not None and bucket.running >= rate.concurrent:
-            text = f"{contract.name} is limited to {rate.concurrent} at a time; try again when one has ended"
-            raise Refused(Status.DENIED, "throttled", text)
+        _check_room(bucket, contract)
         if rate.per_minute is not None:
             bucket.refill(now, rate.per_minute / 60.0, burst)
             if bucket.tokens < 1.0:
@@ -110,7 +126,7 @@ class Budget:
 
     def check_loop(self, call: Call, arguments_digest: str) -> None:
         """Refuse a call that failed, unchanged, too many times in a row just now."""
-        streak = self._streaks.peek((call.principal.key, call.tool, arguments_digest))
+        streak = self._streaks.peek((call.principal.key, arguments_digest))
         if streak is None or len(streak.failed_at) < LOOP_FAILURES:
             return
         wait = streak.failed_at[0] + LOOP_SECONDS - self._clock()
@@ -125,11 +141,18 @@ class Budget:
         """Remember how a call ended; a success ends its row of failures."""
         if not self._guard_loops:
             return
-        key = (call.principal.key, call.tool, arguments_digest)
+        key = (call.principal.key, arguments_digest)
         if status in _FAILURES:
             self._streaks.get(key, _Streak).failed_at.append(self._clock())
         elif status is Status.SUCCESS:
             self._streaks.drop(key)
+
+
+def _check_room(bucket: _Bucket, contract: Contract) -> None:
+    most = contract.rate.concurrent
+    if most is not None and bucket.running >= most:
+        text = f"{contract.name} is limited to {most} at a time; try again when one has ended"
+        raise Refused(Status.DENIED, "throttled", text)
 
 
 def _throttled(contract: Contract, tokens: float) -> str:

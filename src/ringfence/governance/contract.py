@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -31,6 +31,7 @@ from ringfence.core.model import (
     Status,
     Transport,
 )
+from ringfence.core.quoting import quoted
 from ringfence.core.schema import Schema, Unusable
 from ringfence.sandbox.tools import toolkit
 
@@ -233,6 +234,15 @@ GONE = ""
 
 
 @dataclass(frozen=True, slots=True)
+class Standing:
+    """How a definition came to be accepted, and whether capabilities rely on it already."""
+
+    by_person: bool = True
+    bound: int | None = None
+    """The place in the order in which tools came to capabilities that name no server; None: it came to none."""
+
+
+@dataclass(frozen=True, slots=True)
 class Capability:
     """A contract with the pinned definition of the tool behind it; None where there is no server."""
 
@@ -251,14 +261,30 @@ class Catalog:
         live: Mapping[tuple[str, str], str] | None = None,
         schemas: Schemas | None = None,
         own: Mapping[str, Definition | Refused] | None = None,
+        standing: Mapping[tuple[str, str], Standing] | None = None,
+        unseen: Iterable[str] = (),
     ) -> None:
-        """`definitions` are the accepted ones by (server, tool); `live` are the digests that servers show now; `own`
-        are those of capabilities that run in a box, by their names, or why they cannot run."""
+        """`definitions` are the accepted ones by (server, tool), and `standing` how they came to be; `live` are the
+        digests that servers show now; `unseen` are servers of which nothing is known; `own` are the definitions of
+        capabilities that run in a box, by their names, or why they cannot run."""
         self.schemas = schemas or Schemas()
         self._contracts = dict(contracts)
         self._definitions = dict(definitions)
         self._live = dict(live or {})
         self._own = dict(own or {})
+        self._unseen = frozenset(unseen)
+        self._accepted: dict[str, dict[str, Standing]] = {}
+        """By tool, then by server."""
+        for server, tool in self._definitions:
+            self._accepted.setdefault(tool, {})[server] = (standing or {}).get((server, tool), Standing())
+        self._shown: dict[str, set[str]] = {}
+        for (server, tool), digest in self._live.items():
+            if digest != GONE:
+                self._shown.setdefault(tool, set()).add(server)
+        self.bindings: dict[str, str] = {}
+        """Tools that capabilities name without a server, and the servers that they have come to now."""
+        self.doubts: list[str] = []
+        """What the operator should settle: tools that several servers have, and no contract says which is meant."""
         self._usable: dict[str, Capability | Refused] = {n: self._usability(c) for n, c in self._contracts.items()}
 
     def offered(self, environment: str) -> list[Capability]:
@@ -268,6 +294,11 @@ class Catalog:
             for name, found in self._usable.items()
             if isinstance(found, Capability) and _in(self._contracts[name], environment)
         ]
+
+    def serving(self, tool: str, environment: str) -> list[Contract]:
+        """The contracts for one of our own tools that are offered in this environment."""
+        offered = [capability.contract for capability in self.offered(environment)]
+        return [each for each in offered if each.tool == tool and each.transport is Transport.SANDBOXED_EXEC]
 
     def resolve(self, call: Call, environment: str) -> Capability:
         """The capability that the call means, its arguments checked. Raises Refused."""
@@ -292,7 +323,7 @@ class Catalog:
         names = [capability.contract.name for capability in self.offered(environment)]
         near = difflib.get_close_matches(tool[:128], names, n=3)
         hint = f" Did you mean {' or '.join(repr(name) for name in near)}?" if near else ""
-        return Refused(Status.VALIDATION_FAILURE, "unknown_tool", f"There is no tool {tool[:128]!r}.{hint}")
+        return Refused(Status.VALIDATION_FAILURE, "unknown_tool", f"There is no tool {quoted(tool, 128)}.{hint}")
 
     def _usability(self, contract: Contract) -> Capability | Refused:
         """The capability, or the refusal that every call of it gets."""
@@ -303,11 +334,10 @@ class Catalog:
                 return own
             definition = own
         elif contract.transport is Transport.MCP:
-            servers = [contract.server] if contract.server else [s for s, t in self._definitions if t == contract.tool]
-            if len(servers) > 1:
-                text = f"The tool {contract.name!r} is not available: several servers have it, the contract names none."
-                return Refused(Status.UNAVAILABLE, "ambiguous_server", text)
-            definition = self._definitions.get((servers[0], contract.tool)) if servers else None
+            server = contract.server or self._server_of(contract)
+            if isinstance(server, Refused):
+                return server
+            definition = self._definitions.get((server, contract.tool)) if server is not None else None
             if definition is None:
                 text = f"The tool {contract.name!r} is not available: its definition was not accepted yet"
                 return Refused(Status.UNAVAILABLE, "not_pinned", f"{text} (run `ringfence check --accept`).")
@@ -322,6 +352,50 @@ class Catalog:
                 contract = sealed(replace(contract, server=definition.server))
         problem = self.schemas.unusable(definition) if definition is not None else None
         return Capability(contract, definition) if problem is None else _bad_schema(contract.name, problem)
+
+    def _server_of(self, contract: Contract) -> str | Refused | None:
+        """The server of a capability that names none; None where nobody accepted such a tool.
+
+        Once a tool has come to a server it stays there, whatever others offer, and whether that server is up or not.
+        It comes to the one that a person accepted it from; or, if it was accepted on first use, to the only one that
+        offers it, once every other server has shown what it has: else whichever is up first could take the calls.
+        """
+        tool = contract.tool
+        accepted = self._accepted.get(tool, {})
+        there = [server for server in accepted if self._live.get((server, tool)) != GONE]
+        offering = {*there, *self._shown.get(tool, ())}
+        by_people = [server for server in there if accepted[server].by_person]
+        bound = [(standing.bound, server) for server, standing in accepted.items() if standing.bound is not None]
+        if bound:
+            chosen = min(bound)[1]
+        elif not there:
+            return next(iter(accepted), None)
+        elif len(by_people) == 1:
+            chosen = self.bindings[tool] = by_people[0]
+        elif len(offering) == 1 and self._unseen <= offering:
+            chosen = self.bindings[tool] = there[0]
+        else:
+            return self._ambiguous(contract, offering)
+        if others := sorted(offering - {chosen}):
+            self.doubts.append(
+                f"the capability {contract.name!r} means {tool!r} of server {chosen}, which had it first; one of that"
+                f" name is offered by {_listed(others)}, too: name the server in the capability"
+            )
+        return chosen
+
+    def _ambiguous(self, contract: Contract, offering: set[str]) -> Refused:
+        unknown = sorted(self._unseen - offering)
+        hidden = f", and nothing was seen yet of {_listed(unknown)}" if unknown else ""
+        self.doubts.append(
+            f"the capability {contract.name!r} names no server: {contract.tool!r} is offered by"
+            f" {_listed(sorted(offering))}{hidden}: name the server in the capability"
+        )
+        text = f"The tool {contract.name!r} is not available: several servers have it or may, the contract names none."
+        return Refused(Status.UNAVAILABLE, "ambiguous_server", text)
+
+
+def _listed(servers: list[str]) -> str:
+    return f"server{'' if len(servers) == 1 else 's'} {', '.join(servers)}"
 
 
 def _no_backend(tool: str) -> Refused:

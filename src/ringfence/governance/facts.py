@@ -17,6 +17,7 @@ from ringfence.core import canonical
 from ringfence.core.box import BoxReport, Captured, FileFact, Ran
 from ringfence.core.model import Call, Contract, Decision, Effect, Json, Mode, Status
 from ringfence.core.sessions import Within
+from ringfence.egress.ledger import looked_up
 from ringfence.governance.effects import NO_EFFECTS, PossibleEffects
 from ringfence.packages.index_address import INDEX_HOST
 from ringfence.sandbox.tools.limits import limit_words, signal_words, span
@@ -78,6 +79,13 @@ class Ending:
         return self.wall_ms if self.ran is None else self.ran.report.wall_ms
 
 
+def _ended(ending: Ending) -> str:
+    given_up = ending.reason_code == "cancelled" or (
+        ending.status is Status.KILLED and ending.reason_code == "stopping"
+    )
+    return "cancelled" if given_up else _ENDED[ending.status]
+
+
 def build(ending: Ending) -> Json:
     """The facts object of a call."""
     contract = ending.contract
@@ -129,7 +137,7 @@ def _of_server(ending: Ending) -> Json:
     ran = ending.dispatched
     timed_out = ending.status is Status.TIMEOUT
     return {
-        "ended": "cancelled" if ending.reason_code == "cancelled" else _ENDED[ending.status],
+        "ended": _ended(ending),
         "timed_out": timed_out,
         "limit": "wall" if timed_out else None,
         "usage": {"cpu_ms": None, "peak_memory_bytes": None, "io_bytes": None, "processes": None},
@@ -255,7 +263,8 @@ def _sent(ending: Ending) -> bool | None:
 
 
 def _went_out(network: Mapping[str, Any]) -> bool:
-    asked = (entry for which in ("allowed", "failed") for entry in network.get(which, ()))
+    asked = [entry for which in ("allowed", "failed") for entry in network.get(which, ())]
+    asked += [entry for entry in network.get("denied", ()) if looked_up(entry["host"], entry.get("reason"))]
     # Bytes are those of hosts outside alone: our own index answers here. An answer that comes in later is no request.
     return network.get("bytes_out", 0) > 0 or any(entry["host"] != INDEX_HOST and entry["count"] > 0 for entry in asked)
 

@@ -259,6 +259,17 @@ class Guard:
         except _SameKey:
             raise Refused(Status.UNAVAILABLE, "ambiguous_keys", _SAME_KEY) from None
 
+    def holds_secret(self, item: Json) -> bool:
+        """Whether a known secret stands in it. What only has the shape of one may be an example."""
+        if not self._may_match(canonical.dumps(item)):
+            return False
+        hits = _RuleHits()
+        try:
+            self._walk(item, (), hits, keys=True)
+        except _SameKey:
+            return True  # nobody can tell, and such an item is not shown either
+        return bool(hits.secrets)
+
     # ── The steps ─────────────────────────────────────────────────────────────────────────────────
 
     def _kind(self, item: _Item) -> None:

@@ -32,6 +32,7 @@ from ringfence.core.model import (
     own_words,
 )
 from ringfence.core.sessions import Within
+from ringfence.governance.budget import BudgetSlot
 from ringfence.governance.effects import NO_EFFECTS, PossibleEffects
 from ringfence.store import Approval
 
@@ -47,7 +48,8 @@ _NAME_LENGTH = 1000
 """Characters. What is longer is cut when it is clean: half a secret is no longer recognised."""
 _MOST_RECORDED_FILES = 100
 _MOST_PARTS = 256
-_MOST_VALUES = 200
+_MOST_VALUES = 2000
+_LONGEST_MESSAGE = 65_536
 _SHORTEST_VALUE = 4
 
 
@@ -70,16 +72,22 @@ class CallState:
     contract: Contract | None = None
     definition: Definition | None = None
     decision: Decision | None = None
+    programs: tuple[Contract, ...] = ()
+    """The contracts for programs that it was decided by as well, because it runs code as they do."""
     possible: PossibleEffects = NO_EFFECTS
     """What it may change outside."""
     network: Json | None = None
     """What the box of a server asked for while it answered."""
     approval: Approval | None = None
+    slot: BudgetSlot | None = None
+    """The place that it has among calls at the same time."""
     arguments_digest: str = ""
     started: Receipt | None = None
     dispatched: bool = False
     answered: int | None = None
     """The HTTP status, where that is all that its server said."""
+    said: GuardedText | None = None
+    """What its caller is told of its end, as it goes on record; None: the outcome's own words."""
     replayed_from: str | None = None
     attempts: int = 0
     redactions: dict[str, int] = field(default_factory=dict)
@@ -244,7 +252,7 @@ def finished(state: CallState, outcome: Outcome, facts: Json) -> Json:
     ended: Json = {
         "status": str(outcome.status),
         "reason_code": outcome.reason_code,
-        "message": "" if outcome.reason_code in SAID_BY_OTHERS else _unquoted(outcome.message or "", state.call),
+        "message": "" if outcome.reason_code in SAID_BY_OTHERS else _message(state, outcome),
         "effect": facts.get("effect"),
         "result": result,
         "started_seq": state.started.seq if state.started is not None else None,
@@ -261,13 +269,21 @@ def finished(state: CallState, outcome: Outcome, facts: Json) -> Json:
     return {**about, **ended, "facts": recorded, SHARED: [*about[SHARED], part]}
 
 
-def _unquoted(message: str, call: Call) -> str:
+def _message(state: CallState, outcome: Outcome) -> str:
+    return state.said if state.said is not None else unquoted(outcome.message or "", state.call)
+
+
+def unquoted(message: str, call: Call) -> str:
     """A message as it goes on record: the caller is told which path is not there, but what stays says only that one
     was named. Very short values say nothing, and would be found everywhere."""
     if not message:
         return message
-    values = [text for text in islice(_texts(call.arguments), _MOST_VALUES) if len(text) >= _SHORTEST_VALUE]
+    if len(message) > _LONGEST_MESSAGE:
+        return ""
+    values = {text for text in islice(_texts(call.arguments), _MOST_VALUES) if len(text) >= _SHORTEST_VALUE}
     for text in sorted(values, key=len, reverse=True):
+        if len(text) > len(message):
+            continue
         for form in (text, repr(text)[1:-1]):
             message = message.replace(form, "…")
     return message

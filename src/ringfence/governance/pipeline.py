@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from urllib.parse import unquote
 
 import anyio
@@ -25,7 +26,9 @@ from ringfence.core.model import (
     SYSTEM,
     Call,
     Contract,
+    Decision,
     Grant,
+    GuardedText,
     Json,
     Outcome,
     Principal,
@@ -36,6 +39,7 @@ from ringfence.core.model import (
     own_words,
 )
 from ringfence.core.ports import Channel
+from ringfence.core.quoting import quoted
 from ringfence.governance import approval_binding, budget, call_meta, effects, facts, idempotency, journal
 from ringfence.governance.approvals import Requirement, unproven
 from ringfence.governance.budget import Budget
@@ -44,15 +48,17 @@ from ringfence.governance.dispatch import Dispatcher
 from ringfence.governance.guard import ONLY_FIELDS, Guard, GuardedChannel, without_forged
 from ringfence.governance.idempotency import IdempotencyKey, IdempotencyKeys
 from ringfence.governance.journal import CallState
+from ringfence.governance.policy import joined
 from ringfence.governance.rulebook import Rulebook, completion_problem, implicit_contract, is_listed, settled
 from ringfence.sandbox.tools.resources import normal_address
 from ringfence.sandbox.tools.results import explain
-from ringfence.sandbox.tools.toolkit import SERVER
+from ringfence.sandbox.tools.toolkit import SERVER, carried_code
 from ringfence.store import Approval, Store, Transaction, Unproven
 
 log = logging.getLogger("ringfence.pipeline")
 
 _GRANT_SECONDS = 10.0
+_LONGEST_NAME = 1000
 _LISTING = ResultPolicy(max_bytes=8_000_000)
 """All pages of what a server lists come as one result."""
 _REBUILT = (-32021, -32042)
@@ -71,6 +77,8 @@ class Pipeline:
         self._guard = guard
         self._budget = limits
         self._once = IdempotencyKeys(store)
+        self.stopping = False
+        """Set when the gateway begins to stop: calls that end by that were cancelled by no caller."""
         self._under_way = 0
         """How many calls run. Several share a commit, made beside the loop; a single one waits for no others."""
 
@@ -91,12 +99,16 @@ class Pipeline:
             await self._policy(rules, state, contract)  # 4 policy
             call = state.call  # as it goes on
             self._dispatcher.check(call, contract, state.decision)  # type: ignore[arg-type]
-            state.possible = effects.possible_effects(call, contract, await self._dispatcher.outside(call, contract))
+            outside = await self._dispatcher.outside(call, contract)
+            state.possible = effects.possible_effects(call, contract, outside)
+            code = carried_code(call, contract, outside)
+            if code is not None:
+                await self._as_program(rules, state, *code)
             key, replayed = await self._earlier(rules, state, contract)  # 5 once
             if replayed is not None:
                 outcome = replayed
             else:
-                slot = self._budget.admit(call, contract, state.arguments_digest)  # 6 budget
+                slot = state.slot = self._budget.admit(call, contract, state.arguments_digest)  # 6 budget
                 grant = await self._grant_or_join(rules, state, contract, key, channel)  # 7 approval, 8 grant
                 # 9 dispatch, 10 guard
                 outcome = grant if isinstance(grant, Outcome) else await self._carry_out(rules, state, grant, channel)
@@ -117,8 +129,7 @@ class Pipeline:
                 outcome = Outcome(Status.UNKNOWN, "store", text)
         except anyio.get_cancelled_exc_class():
             with anyio.CancelScope(shield=True):
-                stopped = Outcome(Status.KILLED, "cancelled", own_words("the caller cancelled the call"))
-                await self._close(state, key, slot, stopped)
+                await self._close(state, key, slot, self._given_up())
             raise
         except Exception:  # the edge of the pipeline: a fault of ours must still close the call on record
             log.exception("call %s failed inside the gateway", call.id)
@@ -128,6 +139,16 @@ class Pipeline:
                 own_words("the gateway itself failed"),
             )
         return await self._close(state, key, slot, outcome)  # 11 fact and audit
+
+    def _given_up(self) -> Outcome:
+        if self.stopping:
+            return Outcome(Status.KILLED, "stopping", own_words("the gateway was stopped before the call ended"))
+        return Outcome(Status.KILLED, "cancelled", own_words("the caller cancelled the call"))
+
+    async def withdrawn(self, call: Call) -> None:
+        """Put a call on record that its caller took back, or that a stop of the gateway ended, before it was begun."""
+        state = CallState(call, self.rules.environment, clean=self._guard.message)
+        await self._close(state, None, None, self._given_up())
 
     def listed(self, item: Json) -> Json:
         """An entry of a server's list, as a client may see it."""
@@ -221,7 +242,11 @@ class Pipeline:
             raise Refused(Status.VALIDATION_FAILURE, "bad_request", f"The completion cannot be made: {problem}.")
         if call.kind == "resource" and call.server == SERVER and SERVER in rules.implicit:
             if (uri := normal_address(call.tool)) is None:
-                raise Refused(Status.VALIDATION_FAILURE, "unknown_resource", f"no resource {call.tool!r} is offered")
+                raise Refused(
+                    Status.VALIDATION_FAILURE,
+                    "unknown_resource",
+                    f"no resource {quoted(call.tool, _LONGEST_NAME)} is offered",
+                )
             if uri != call.tool:
                 state.call = replace(call, tool=uri, arguments={**call.arguments, "uri": uri})
                 state.arguments_digest = _digest(replace(state.call, meta={}))
@@ -231,26 +256,41 @@ class Pipeline:
         spec = rules.servers.get(call.server or "")
         known = settled(call)
         if spec is None or known is None or not is_listed(spec, known):
-            raise Refused(Status.VALIDATION_FAILURE, f"unknown_{call.kind}", f"no {call.kind} {call.tool!r} is offered")
+            text = f"no {call.kind} {quoted(call.tool, _LONGEST_NAME)} is offered"
+            raise Refused(Status.VALIDATION_FAILURE, f"unknown_{call.kind}", text)
         if known is not call:
             state.call = call = known
             state.arguments_digest = _digest(replace(call, meta={}))
         if call.kind == "prompt":
             state.definition = rules.prompts.get((spec.name, str(call.arguments.get("name"))))
             if state.definition is None:
-                raise Refused(Status.UNAVAILABLE, "not_pinned", f"the prompt {call.tool!r} was not accepted yet")
+                raise Refused(Status.UNAVAILABLE, "not_pinned", f"the prompt {quoted(call.tool)} was not accepted yet")
         return rules.implicit[spec.name]
 
     async def _policy(self, rules: Rulebook, state: CallState, contract: Contract) -> None:
         decision = state.decision = await rules.policy.decided(state.call, contract)
         if contract.commands is not None and decision.allowed:
             state.decision = approval_binding.for_programs(decision, state.call, contract)
-        if not decision.allowed:
-            code = "policy_error" if decision.error is not None else "policy"
-            raise Refused(Status.DENIED, code, f"Refused by policy: {decision.reason}")
+        _require_allowed(decision)
         if decision.asks and state.call.kind in ASIDE:
             text = f"Refused by policy: {decision.reason}, and no person can be asked for {state.call.method}"
             raise Refused(Status.DENIED, "policy", text)
+
+    async def _as_program(self, rules: Rulebook, state: CallState, tool: str, arguments: Json) -> None:
+        """Code is code, whichever call brings it: what policy, contracts and people demand of the tool that would run
+        it is demanded of this call, too. Raises Refused, Unavailable."""
+        assert state.decision is not None
+        state.programs = tuple(rules.catalog.serving(tool, rules.environment))
+        if not state.programs:
+            text = f"{state.call.tool} would run code as {tool} does, and that is not offered here"
+            raise Refused(Status.DENIED, "policy", f"Refused by policy: {text}")
+        for each in state.programs:
+            call = replace(state.call, tool=each.name, arguments=arguments)
+            decision = await rules.policy.decided(call, each)
+            asks = rules.approvals.asked_by(each, partial(variables, call, each, rules.environment))
+            state.decision = joined(state.decision, decision, each.name, asks)
+            _require_allowed(state.decision)
+            self._dispatcher.check(replace(call, arguments={"session": ""}), each, decision)  # it would be in one
 
     # ── 5 once ────────────────────────────────────────────────────────────────────────────────────
 
@@ -381,7 +421,8 @@ class Pipeline:
             digest = approval_binding.binding(rules, state, contract, requirement)
             shown = lambda: approval_binding.summary(self._guard, state)  # noqa: E731
             asking = approval_binding.named(state)
-            await rules.approvals.obtain(asking, digest, requirement, shown, channel, state.call.wait_seconds)
+            with state.slot.set_aside(contract) if state.slot is not None else contextlib.nullcontext():
+                await rules.approvals.obtain(asking, digest, requirement, shown, channel, state.call.wait_seconds)
             if self.rules is not rules and self._changed(rules, state, requirement):
                 text = "The rules were changed while this call waited for a person; make it again to have them asked."
                 raise Refused(Status.DENIED, "rules_changed", text)
@@ -408,6 +449,11 @@ class Pipeline:
                 found = now.catalog.resolve(state.call, now.environment)
                 fresh.contract = found.contract
                 fresh.definition = found.definition
+                fresh.programs = tuple(
+                    each
+                    for tool in {p.tool for p in state.programs}
+                    for each in now.catalog.serving(tool, now.environment)
+                )
             else:
                 fresh.contract = self._listed(now, fresh)
         except Refused:
@@ -448,7 +494,7 @@ class Pipeline:
         state.redactions = dict(answer.redactions)
         state.secrets = dict(answer.secrets)
         if answer.result is None:
-            return Outcome(answer.status, answer.reason_code, self._guard.message(answer.message))
+            return Outcome(answer.status, answer.reason_code, self._said(state, answer.message))
         guarded = await self._guard.inspected(grant.contract, grant.definition, answer.result)
         state.add_redactions(guarded.redactions, guarded.secrets)
         state.encoded_result = guarded.encoded
@@ -464,11 +510,11 @@ class Pipeline:
 
     def _refusal(self, state: CallState, exc: Refused) -> Outcome:
         error: Json | None = None
-        message = self._guard.message(exc.message, state.contract)
+        message = self._said(state, exc.message)
         if isinstance(exc, UpstreamFailed):
             whole = state.contract is None or state.contract.result.fields is None
             if not whole:
-                message = self._guard.message(ONLY_FIELDS)
+                message = self._said(state, ONLY_FIELDS)
             error = {"code": exc.code, "message": message}
             if exc.data is not None and state.contract is not None and (whole or exc.code in _REBUILT):
                 with contextlib.suppress(Refused):  # then it goes without
@@ -477,7 +523,13 @@ class Pipeline:
         return Outcome(exc.status, exc.reason_code, message, trust=trust, approval_id=exc.approval_id, error=error)
 
     def _problem(self, state: CallState, status: Status, code: str, text: str) -> Outcome:
-        return Outcome(status, code, self._guard.message(text), trust=_trust(state, code))
+        return Outcome(status, code, self._said(state, text), trust=_trust(state, code))
+
+    def _said(self, state: CallState, text: str) -> GuardedText:
+        """What the caller is told, clean; and beside it what of that goes on record. Values are taken out of it first:
+        once it was redacted, escaped or cut, they are no longer found in it."""
+        state.said = self._guard.message(journal.unquoted(text, state.call), state.contract)
+        return self._guard.message(text, state.contract)
 
     # ── 11 fact and audit ─────────────────────────────────────────────────────────────────────────
 
@@ -564,6 +616,12 @@ def _completed(outcome: Outcome, facts: Json, receipt: Receipt | None = None) ->
         outcome.ran,
         outcome.within,
     )
+
+
+def _require_allowed(decision: Decision) -> None:
+    if not decision.allowed:
+        code = "policy_error" if decision.error is not None else "policy"
+        raise Refused(Status.DENIED, code, f"Refused by policy: {decision.reason}")
 
 
 def _trust(state: CallState, reason_code: str) -> str:

@@ -42,7 +42,8 @@ _MOST_SEARCHES = 2_000_000
 _LONG = 65_536
 """Characters of arguments, each value counted as 16 more, from which on a decision is made in a thread of its own."""
 _CACHED = 4096
-"""Calls name tools as they like, so what is remembered per tool is bounded."""
+_LONGEST_CACHED = 512
+"""Calls name resources as they like, so what is remembered by name is bounded, in number and in length."""
 _JOINED = 64
 """Likewise for what their arguments make of its rules."""
 
@@ -388,26 +389,6 @@ def _joined(value: Any) -> Iterator[str]:
                 yield " ".join(_text(each) for each in item if not isinstance(each, Mapping | list | tuple))
 
 
-def _is_short(value: Any) -> bool:
-    left = _LONG
-    stack = [value]
-    while stack and left > 0:
-        item = stack.pop()
-        left -= 16
-        if isinstance(item, str):
-            left -= len(item)
-        elif isinstance(item, Mapping):
-            left -= 16 * len(item)
-            if left > 0:
-                stack.extend(item.keys())
-                stack.extend(item.values())
-        elif isinstance(item, list | tuple):
-            left -= 16 * len(item)
-            if left > 0:
-                stack.extend(item)
-    return left > 0
-
-
 def _literal_prefix(pattern: str) -> str:
     """Characters that every match must begin with: the index that spares a call most rules about other tools."""
     if "|" in pattern or "(?" in pattern:
@@ -507,7 +488,7 @@ class Policy:
 
     async def decided(self, call: Call, contract: Contract) -> Decision:
         """The same as `decide`, while others are served."""
-        if _is_short((call.arguments, call.inputs, call.meta)):
+        if canonical.is_light((call.arguments, call.inputs, call.meta), _LONG):
             return self.decide(call, contract)
         return await anyio.to_thread.run_sync(self.decide, call, contract)
 
@@ -554,6 +535,8 @@ class Policy:
         if all(rule.settled for rule in rules):
             settled = self._join([rule.rule for rule in rules], [], contract.mode)
         found = _Candidates(rules, settled)
+        if len(call.tool) > _LONGEST_CACHED:
+            return found
         if len(self._cache) >= _CACHED:
             self._cache.pop(next(iter(self._cache)), None)
         self._cache[key] = found
@@ -581,6 +564,24 @@ class Policy:
             policy_digest=self.digest,
             forms=tuple((rule.id, forms.get(rule.id, AS_SENT)) for rule in matched if rule.argument_patterns),
         )
+
+
+def joined(decision: Decision, other: Decision, name: str, asks: Sequence[str] = ()) -> Decision:
+    """The decision on a call that is also one of the capability `name`: allowed if both are, with all that either
+    demands, and with what `asks` for."""
+    allowed = decision.allowed and other.allowed
+    every = tuple(dict.fromkeys((*decision.asks, *other.asks, *asks)))
+    return replace(
+        decision,
+        allowed=allowed,
+        reason=f"{decision.reason}; as {name}: {other.reason}",
+        rules=tuple(dict.fromkeys((*decision.rules, *other.rules))),
+        asks=every if allowed else (),
+        sandbox=allowed and (decision.sandbox or other.sandbox),
+        marks=tuple(dict.fromkeys((*decision.marks, *other.marks))),
+        error="; ".join(dict.fromkeys(filter(None, (decision.error, other.error)))) or None,
+        forms=tuple(dict([*other.forms, *decision.forms]).items()),
+    )
 
 
 def _matched(compiled: _Compiled, seen: _Seen, see: Callable[[], Json], errors: list[str]) -> str | None:

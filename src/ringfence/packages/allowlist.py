@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from ringfence.core.quoting import quoted
+
 _ENTRY = re.compile(r"([A-Za-z0-9*?\[\]!._-]+)(?:===?([A-Za-z0-9.+!_-]+))?((?: --hash=sha256:[0-9a-f]{64})*)", re.ASCII)
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?", re.ASCII)
@@ -37,7 +39,7 @@ class AllowedPackage:
         match = _ENTRY.fullmatch(text)
         if match is None or (match[3] and not match[2]):
             raise ValueError(
-                f"{text[:80]!r} is not a name or pattern of packages, with or without ==version and hashes"
+                f"{quoted(text)} is not a name or pattern of packages, with or without ==version and hashes"
             )
         return cls(_normalize(match[1]), match[2], frozenset(_HASH.findall(match[3])))
 

@@ -225,7 +225,7 @@ class PackageIndex:
         except ValueError as exc:
             raise Unavailable("install_failed", f"{offer.file} cannot be built: {exc}") from None
         tools = (await self._builds(needs),) if needs else ()
-        source = (Input(f"files/{offer.file}", got / "files" / offer.file),)
+        source = (Input(f"files/{offer.file}", got / "files" / offer.file, links=True),)
         job = BoxJob(_SCRIPT, "build", {"file": offer.file}, into, inputs=source, packages=tools)
         await self._boxes.run(f"{offer.name} {offer.version}", job)
 

@@ -140,7 +140,7 @@ class Installer:
             "scripts": request.scripts,
             "at": [AT],
         }
-        inputs = [Input(f"files/{path.name}", path) for path in fetched.files]
+        inputs = [Input(f"files/{path.name}", path, links=True) for path in fetched.files]
         inputs += [Input(name, data) for name, data in fetched.beside.items()]
         job = BoxJob(_SCRIPTS[request.kind], "unpack", order, into, inputs=tuple(inputs))
         await self._boxes.run(_named(request), job, registry.trees)

@@ -18,6 +18,7 @@ from ringfence.core import canonical
 from ringfence.core.box import MIB, BoxReport, BoxSpec, Input, Limits, Program, Serve
 from ringfence.core.errors import Unavailable
 from ringfence.core.ports import Backend
+from ringfence.core.quoting import quoted
 from ringfence.packages.cache import Kind
 from ringfence.packages.registries import Registry
 
@@ -80,7 +81,7 @@ class InstallBoxes:
     async def run(self, what: str, job: BoxJob, trees: tuple[Path, ...] = ()) -> BoxReport:
         """`what` names the packages in errors. Raises Unavailable."""
         given = (
-            Input("install.py", Path(__file__).with_name("inside") / f"{job.script.rpartition('.')[2]}.py"),
+            Input("install.py", Path(__file__).with_name("inside") / f"{job.script.rpartition('.')[2]}.py", links=True),
             Input("order.json", canonical.dumps(dict(job.order))),
         )
         basis = await self._reaching(job.registry) if job.registry is not None else BoxSpec(Program("command"))
@@ -110,7 +111,7 @@ class InstallBoxes:
         inputs: tuple[Input, ...] = ()
         # With a credential, TLS ends at our proxy, which adds it: the proxy trusts the registry, and the box the proxy.
         if registry.certificates and not registry.credentials:
-            inputs = (Input("trusted.pem", registry.certificates),)
+            inputs = (Input("trusted.pem", registry.certificates, links=True),)
             env |= dict.fromkeys(_TRUST, "/workspace/input/trusted.pem")
         network = await self._reach(registry)
         return BoxSpec(Program("command"), env=env, inputs=inputs, trees=registry.trees, network=network)
@@ -134,7 +135,7 @@ def check_names(kind: Kind, packages: Iterable[str]) -> None:
     for package in packages:
         named = _HASHES.sub("", package) if kind == "pypi" else package
         if len(named) > 250 or not (_NPM if kind == "npm" else _PYPI).fullmatch(named):
-            raise ValueError(f"{package[:80]!r} is not a package of a registry, with or without a version")
+            raise ValueError(f"{quoted(package)} is not a package of a registry, with or without a version")
 
 
 def project_name(package: str) -> str:

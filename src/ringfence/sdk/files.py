@@ -8,9 +8,9 @@ import os
 import secrets
 import tarfile
 import tempfile
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import IO, Any, Literal, Self, TypeVar, overload
 
@@ -206,11 +206,7 @@ class AsyncFiles:
 
     async def _landed(self, path: str, landing: Landing, as_archive: bool) -> Moved:
         names = await asyncio.to_thread(landing.names)
-        left_out = {
-            each.path: "it leads out of the folder" if each.kind == "link" else "it is no file, folder or link"
-            for each in await self.list(path, _DEEPEST)
-            if each.kind in ("link", "other") and each.path.removeprefix(f"{path}/") not in names
-        }
+        left_out = _missing(path, names, await self.list(path, _DEEPEST))
         if as_archive:
             landing.land()
             return Moved(sum(names.values()), landing.bytes, left_out)
@@ -475,6 +471,26 @@ class Landing:
     def close(self) -> None:
         self._file.close()
         self._part.unlink(missing_ok=True)
+
+
+_WHY = {"link": "it leads out of the folder", "other": "it is no file, folder or link"}
+
+
+def _missing(folder: str, names: Collection[str], listed: FileInfos) -> dict[str, str]:
+    """What a folder has and its archive has not, and why; of nested ones, the outer one.
+
+    Names that cannot be used are listed in a form that can be shown, which another file may have as its name.
+    """
+    left_out: dict[str, str] = {}
+    came: set[str] = set()
+    for each in listed:
+        inner = PurePosixPath(each.path.removeprefix(f"{folder}/"))
+        if str(inner) in names and str(inner) not in came:
+            came.add(str(inner))
+        elif not any(f"{folder}/{above}" in left_out for above in inner.parents):
+            why = "its name cannot be shown, or it was not there when the folder was read"
+            left_out[each.path] = _WHY.get(each.kind, why)
+    return left_out
 
 
 def is_archive(path: Path) -> bool:

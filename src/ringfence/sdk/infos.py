@@ -77,8 +77,8 @@ class Moved:
     files: int
     bytes: int
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """What was not copied, and why: links that lead out, devices, pipes; out of a sandbox, also files that programs of
-    the host act upon by themselves."""
+    """What was not copied, and why: links that lead out, devices, pipes, names that cannot be shown; out of a sandbox,
+    also files that programs of the host act upon by themselves."""
 
 
 class Progress(NamedTuple):

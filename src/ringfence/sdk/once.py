@@ -191,7 +191,9 @@ def secrets_of(options: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(secrets or ())
 
 
-def _input(name: str, given: bytes | str | Path) -> Input:
+def _input(name: str, given: bytes | str | Path | Input) -> Input:
+    if isinstance(given, Input):
+        return given  # the command line has looked it up
     if isinstance(given, Path):
         return Input(name, given.resolve())
     return Input(name, given.encode() if isinstance(given, str) else given)

@@ -4,6 +4,7 @@ from ringfence.audit.chain import Record
 from ringfence.store.reader import Reader
 from ringfence.store.recovery import Recovered
 from ringfence.store.rows import (
+    FIRST_USE,
     Answered,
     Approval,
     ApprovalQuestion,
@@ -12,6 +13,7 @@ from ringfence.store.rows import (
     Expired,
     KeyRow,
     Payload,
+    PinRow,
     RowNotFound,
     Unproven,
 )
@@ -19,6 +21,7 @@ from ringfence.store.sqlite import Store
 from ringfence.store.transaction import Transaction
 
 __all__ = [
+    "FIRST_USE",
     "Answered",
     "Approval",
     "ApprovalQuestion",
@@ -27,6 +30,7 @@ __all__ = [
     "Expired",
     "KeyRow",
     "Payload",
+    "PinRow",
     "Reader",
     "Record",
     "Recovered",

@@ -294,6 +294,9 @@ def _has_begun(body: Json) -> bool:
 # It is a new one, or one that an ended process left. A chain has files of its own, and a verifier reads them all. So
 # once enough chains have ended, the next process continues one of them where it was closed, and a thousand short
 # processes leave no more chains than a few long ones.
+#
+# Never the one whose end no other chain has named yet: its opening record names the ends of other chains only, so a
+# chain that one process after the other goes on with would be named by none, and could be cut back unseen.
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,16 +340,19 @@ def begin_chain(folder: Path, keys: Keys) -> OpenChain:
 
 
 def continue_chain(connection: sqlite3.Connection, folder: Path, keys: Keys) -> OpenChain | None:
-    """A chain that was closed in order, where many were. Raises OSError, StoreError."""
+    """A chain that was closed in order and whose end is named, where many were closed. Raises OSError, StoreError."""
     try:
         rows = connection.execute(
-            "SELECT chain FROM chains WHERE settled = 1 ORDER BY chain DESC LIMIT ?", (MOST_ENDED,)
+            "SELECT chain, named FROM chains WHERE settled = 1 ORDER BY chain DESC LIMIT ?", (MOST_ENDED,)
         ).fetchall()
+        # Whatever the table of chains says: nothing can have named the record that was written last.
+        last = connection.execute("SELECT chain FROM records ORDER BY id DESC LIMIT 1").fetchone()
     except sqlite3.Error as exc:
         raise StoreError(f"the chains could not be read: {exc}") from exc
     if len(rows) < MOST_ENDED:
         return None
-    for (name,) in rows[:_TRIES]:
+    free = [name for name, named in rows if named is None and (name,) != last]
+    for name in free[:_TRIES]:
         found = _taken(connection, folder, name, keys) if is_chain_name(name) else None
         if found is not None:
             return found

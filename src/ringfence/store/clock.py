@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 from ringfence.core import system
 
 TOLERANCE = 2.0
@@ -11,6 +14,8 @@ FARTHEST = 30 * DAY
 """The time of day may lie so far past the newest record, and a retention if that is shorter, but always a day."""
 WAIT = DAY
 """How long a process must have run, by a clock that cannot be set, before it believes one that is farther."""
+KEPT_SECONDS = 7 * DAY
+"""How long at least an idempotency key keeps its outcome, and a settled question what people were shown."""
 
 
 class LogClock:
@@ -61,3 +66,18 @@ class Leap:
 
 def farthest(retention: float) -> float:
     return max(DAY, min(retention, FARTHEST))
+
+
+def before_leap(times: Sequence[float], farthest: float) -> float:
+    """Of times on record, newest first, the first; where they leap ahead by more than that, the last one before."""
+    return next((earlier for later, earlier in pairwise(times) if later - earlier > farthest), times[0])
+
+
+def forgotten(now: float, times: Sequence[float]) -> float:
+    """Before which moment a key is in force no longer, by the time of day and the newest times on record.
+
+    A process that starts while the clock is ahead must not forget what others need minutes later. So a leap of more
+    than a day is not believed before a thousand records, or another such leap, follow it; what one less than that may
+    take off is added. Too late costs some room, too early an effect that happens twice.
+    """
+    return min(now, before_leap([now, *times], DAY)) - KEPT_SECONDS - DAY

@@ -38,8 +38,9 @@ from ringfence.audit.chain import (
 from ringfence.audit.keys import Keys
 from ringfence.core.errors import StoreError
 from ringfence.core.model import Json
+from ringfence.store import clock
 from ringfence.store.chainfiles import ChainLock, CheckpointFile, checkpoint_path
-from ringfence.store.rows import RECORD, Conflict, record_from
+from ringfence.store.rows import RECORD, Conflict, recent_times, record_from
 from ringfence.store.schema import connect
 from ringfence.store.transaction import Transaction
 
@@ -83,12 +84,10 @@ class Prune:
 class Pruning:
     """One prune of a state folder, by a process that has its store open."""
 
-    def __init__(self, folder: Path, keys: Keys, write: Write, forgotten: float) -> None:
-        """Keys that were taken before `forgotten` are not in force any more."""
+    def __init__(self, folder: Path, keys: Keys, write: Write) -> None:
         self._folder = folder
         self._keys = keys
         self._write = write
-        self._forgotten = forgotten
 
     def run(self, before: float, by: str) -> Prune:
         """Remove what is older than `before`, as far as it is not needed. Raises StoreError."""
@@ -128,8 +127,9 @@ class Pruning:
         connection.execute(
             "DELETE FROM limits WHERE chain NOT IN (SELECT chain FROM limits ORDER BY chain LIMIT ?)", (MOST_CHAINS,)
         )
-        now = {"forgotten": self._forgotten, "now": time.time()}
-        _lower(connection, connection.execute(_HELD, now).fetchall())
+        now = time.time()
+        moments = {"forgotten": clock.forgotten(now, recent_times(connection)), "now": now}
+        _lower(connection, connection.execute(_HELD, moments).fetchall())
         while _lower(connection, [*connection.execute(_TORN).fetchall(), *connection.execute(_USED).fetchall()]):
             pass
         rows = connection.execute(

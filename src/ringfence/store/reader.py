@@ -7,7 +7,6 @@ import sqlite3
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, get_args
 
@@ -25,6 +24,7 @@ from ringfence.audit.chain import (
 from ringfence.core import canonical
 from ringfence.core.errors import StoreError
 from ringfence.core.model import Definition
+from ringfence.store import clock
 from ringfence.store.rows import (
     APPROVAL,
     BRIEF,
@@ -33,11 +33,13 @@ from ringfence.store.rows import (
     KeyRow,
     Part,
     Payload,
+    PinRow,
     approval_by_id,
     approval_from,
     key_row,
     last_time,
     pin_rows,
+    recent_times,
     record_from,
 )
 from ringfence.store.schema import DATABASE, check_version, connect, schema_faults
@@ -45,8 +47,6 @@ from ringfence.store.schema import DATABASE, check_version, connect, schema_faul
 _PAGE = 500
 """Rows per query: a slow consumer must not hold an old view of the database open."""
 
-_LOOKED_AT = 1000
-"""Records, for a leap of the time of day."""
 _MOST_PARTS = 200
 _KEPT = '"kept":"'
 """How a record says that a payload was kept."""
@@ -288,6 +288,10 @@ class Reader:
             return key_row(self._connection, scope, key)
 
     def pins(self, server: str | None = None) -> list[Definition]:
+        return [row.definition for row in self.pinned(server)]
+
+    def pinned(self, server: str | None = None) -> list[PinRow]:
+        """Accepted definitions, with who accepted each."""
         with _readable():
             return pin_rows(self._connection, server)
 
@@ -354,12 +358,9 @@ class Reader:
 
     def before_leap(self, farthest: float) -> float | None:
         """The newest time on record; where the last records leap ahead by more than that, the time before they did."""
-        rows = self._all("SELECT at FROM records ORDER BY id DESC LIMIT ?", [_LOOKED_AT])
-        times = [float(at) for (at,) in rows if isinstance(at, int | float)]
-        for later, earlier in pairwise(times):
-            if later - earlier > farthest:
-                return earlier
-        return times[0] if times else None
+        with _readable():
+            times = recent_times(self._connection)
+        return clock.before_leap(times, farthest) if times else None
 
     def running(self) -> list[str]:
         """Calls that are started and not finished."""

@@ -12,6 +12,7 @@ from ringfence.audit.chain import Record
 from ringfence.core import canonical
 from ringfence.core.errors import StoreError
 from ringfence.core.model import Definition, Json
+from ringfence.core.quoting import quoted
 
 ApprovalState = Literal["pending", "approved", "denied", "expired", "consumed"]
 KeyState = Literal["started", "done", "unknown"]
@@ -19,6 +20,8 @@ Part = Literal["arguments", "result"]
 T = TypeVar("T")
 _LATEST = 253_402_300_800.0
 """No calendar shows a later time."""
+_LOOKED_AT = 1000
+"""Records, for a leap of the time of day."""
 _DEPTH = 4 * canonical.MAX_DEPTH
 """Rows wrap what came from outside, so they may be nested deeper than that may."""
 
@@ -101,6 +104,25 @@ class Approval:
     """What the log proves of it, where that was looked at."""
 
 
+FIRST_USE = "first_use"
+"""In the place of the person who accepted a definition: nobody did."""
+
+
+@dataclass(frozen=True, slots=True)
+class PinRow:
+    """An accepted definition, and who relies on it."""
+
+    definition: Definition
+    by: str
+    at: float
+    bound: int | None
+    """The place in the order in which tools came to capabilities that name no server; None: it came to none."""
+
+    @property
+    def by_person(self) -> bool:
+        return self.by != FIRST_USE
+
+
 @dataclass(frozen=True, slots=True)
 class KeyRow:
     """An idempotency key and what became of the call that took it."""
@@ -147,7 +169,7 @@ APPROVAL = (
 BRIEF = APPROVAL.replace(" summary,", " '{}',")
 """Without what people are shown, which may be large."""
 KEY = "SELECT scope, key, request_digest, call_id, state, outcome, at FROM keys WHERE scope = ? AND key = ?"
-PIN = "SELECT server, name, digest, body, kind FROM pins"
+PIN = "SELECT server, name, digest, body, kind, by, at, bound FROM pins"
 RECORD = "SELECT id, chain, seq, at, kind, call_id, text, hash FROM records"
 
 
@@ -193,7 +215,7 @@ def _check_approval(row: tuple[Any, ...], answers: list[Any]) -> None:
         and row[11] in get_args(ApprovalState)
     ):
         raise StoreError(
-            f"the database holds an approval that cannot be read ({str(row[0])[:40]!r}): another program changed it;"
+            f"the database holds an approval that cannot be read ({quoted(row[0], 40)}): another program changed it;"
             " run: ringfence audit verify"
         )
 
@@ -218,6 +240,12 @@ def last_time(connection: sqlite3.Connection) -> float:
     return float(row[0]) if row is not None and isinstance(row[0], int | float) else 0.0
 
 
+def recent_times(connection: sqlite3.Connection) -> list[float]:
+    """The times in the last records, newest first, to look for a leap of the time of day in them."""
+    rows = connection.execute("SELECT at FROM records ORDER BY id DESC LIMIT ?", (_LOOKED_AT,)).fetchall()
+    return [float(at) for (at,) in rows if isinstance(at, int | float)]
+
+
 def key_row(connection: sqlite3.Connection, scope: str, key: str) -> KeyRow | None:
     row = connection.execute(KEY, (scope, key)).fetchone()
     if row is None:
@@ -226,10 +254,10 @@ def key_row(connection: sqlite3.Connection, scope: str, key: str) -> KeyRow | No
     return KeyRow(row[0], row[1], row[2], row[3], row[4], outcome, row[6])
 
 
-def pin_rows(connection: sqlite3.Connection, server: str | None) -> list[Definition]:
+def pin_rows(connection: sqlite3.Connection, server: str | None) -> list[PinRow]:
     where, values = (" WHERE server = ?", (server,)) if server is not None else ("", ())
     rows = connection.execute(f"{PIN}{where} ORDER BY server, kind, name", values)
-    return [Definition(row[0], row[1], row[2], unpack(row[3]), row[4]) for row in rows]
+    return [PinRow(Definition(row[0], row[1], row[2], unpack(row[3]), row[4]), *row[5:]) for row in rows]
 
 
 def record_from(row: tuple[Any, ...], find: Callable[[str], str | None] | None = None) -> Record:

@@ -7,6 +7,7 @@ import os
 import re
 import sqlite3
 import stat
+import sys
 import time
 from collections.abc import Callable
 from functools import cache
@@ -25,6 +26,7 @@ BUSY_SECONDS = 5.0
 """How long a writer waits for another process before it gives up."""
 APPLICATION_ID = 0x52464E43
 """Marks a file as ours (`RFNC`), so that no other program's database is ever migrated."""
+_STATISTICS = ("sqlite_stat1", "sqlite_stat4")
 _MIGRATION = re.compile(r"(\d{4})_\w+\.sql")
 
 
@@ -128,6 +130,7 @@ def connect(folder: Path, *, read_only: bool = False) -> sqlite3.Connection:
         else:
             # Even its journal mode is a change that no other program's database may suffer.
             _patiently(lambda: _seen_version(connection, path))
+            _refuse_triggers(connection, path)
             _set_up(connection)
     except sqlite3.Error as exc:
         connection.close()
@@ -136,6 +139,19 @@ def connect(folder: Path, *, read_only: bool = False) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _refuse_triggers(connection: sqlite3.Connection, path: Path) -> None:
+    """No trigger acts when we write: one that is there is refused, and one that comes later stays idle. Raises
+    StoreError."""
+    row = _patiently(lambda: connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchone())
+    if row is not None:
+        raise StoreError(
+            f"the database {path} has the trigger {row[0]!r}, which Ringfence did not make and which would act on each"
+            " call; find out who did (ringfence audit verify), and put back a copy without it"
+        )
+    if sys.version_info >= (3, 12):
+        connection.setconfig(sqlite3.SQLITE_DBCONFIG_ENABLE_TRIGGER, False)
 
 
 def _set_up(connection: sqlite3.Connection) -> None:
@@ -225,9 +241,14 @@ def schema_faults(connection: sqlite3.Connection, limit: int) -> list[str]:
 
 
 def _definitions(connection: sqlite3.Connection) -> dict[tuple[str, str], object]:
-    # What SQLite makes by itself (the index of a key, statistics) has a name that no statement can give.
-    rows = connection.execute("SELECT type, name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite\\_%' ESCAPE '\\'")
-    return {(str(kind), str(name)): text for kind, name, text in rows}
+    # Names like SQLite's own, too: no statement gives one, but whoever edits this table does. The indexes that SQLite
+    # makes for keys are in both databases alike. Statistics are an operator's, who may have had it collect them.
+    rows = connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master").fetchall()
+    return {
+        (str(kind), str(name)): (table, text)
+        for kind, name, table, text in rows
+        if not (kind == "table" and name in _STATISTICS)
+    }
 
 
 def _seen_version(connection: sqlite3.Connection, path: Path) -> int:

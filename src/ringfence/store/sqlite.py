@@ -24,12 +24,12 @@ from ringfence.audit.chain import CLOSED, OPENED
 from ringfence.audit.keys import Keys
 from ringfence.core.errors import StoreError
 from ringfence.core.model import Json, Receipt
-from ringfence.store import naming
+from ringfence.store import clock, naming
 from ringfence.store.chainfiles import AheadFile, ChainLock, CheckpointFile, OpenChain, begin_chain, continue_chain
 from ringfence.store.pruning import Prune, Pruning
 from ringfence.store.reader import Reader
 from ringfence.store.recovery import Recovered, Recovery, durable_transaction
-from ringfence.store.rows import Approval, last_time
+from ringfence.store.rows import Approval, last_time, recent_times
 from ringfence.store.schema import DATABASE, connect, migrate, prepare_folder
 from ringfence.store.transaction import Transaction
 from ringfence.store.writer import WriteJob, Writer, nothing
@@ -41,8 +41,6 @@ AHEAD_SECONDS = 0.05
 """How long a call may run before the database says that it does."""
 LOOK_SECONDS = 0.1
 """How often an answer from another process is looked for."""
-KEPT_SECONDS = 7 * 24 * 3600.0
-"""How long an idempotency key keeps its outcome, and a settled question what people were shown."""
 
 
 class Store:
@@ -84,6 +82,7 @@ class Store:
     def _begin(cls, folder: Path, keys: Keys, connection: sqlite3.Connection) -> Store:
         try:
             due = last_time(connection)
+            forgotten = clock.forgotten(time.time(), recent_times(connection))
         except sqlite3.Error as exc:
             raise StoreError(f"the log could not be read: {exc}") from exc
         recovery = Recovery(connection, folder, keys)
@@ -96,7 +95,7 @@ class Store:
                 transaction.append(OPENED, None, _opening(connection, opened.head.chain, keys))
                 transaction.mark_set_back()
                 recovery.adopt(transaction)
-                transaction.forget_before(time.time() - KEPT_SECONDS)
+                transaction.forget_before(forgotten)
                 head = transaction.head
             opened.checkpoints.write(head, synced=True)
             ahead = AheadFile(folder, head.chain)
@@ -181,8 +180,7 @@ class Store:
         Waits, so not to be called on an event loop. Raises StoreError, Conflict where another process prunes.
         """
         assert self._keys is not None
-        forgotten = time.time() - KEPT_SECONDS
-        return Pruning(self.folder, self._keys, self.write_sync, forgotten).run(before, by)
+        return Pruning(self.folder, self._keys, self.write_sync).run(before, by)
 
     # ── Reading ──
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -41,6 +41,8 @@ from ringfence.store.rows import (
     unpack,
 )
 
+KEPT_DAYS = 8
+"""How many days' quotas of one scope are kept."""
 SAID_SECONDS = 3600.0
 """After so long a process says again what its records share: by then a reader may have forgotten it."""
 _SAY = "INSERT INTO shared (digest, text, at) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET at = excluded.at"
@@ -376,15 +378,38 @@ class Transaction:
             "SELECT digest FROM pins WHERE server = ? AND kind = ? AND name = ?", place
         ).fetchone()
         self._connection.execute(
-            "INSERT OR REPLACE INTO pins (server, kind, name, digest, body, by, at) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO pins (server, kind, name, digest, body, by, at) VALUES (?, ?, ?, ?, ?, ?, ?)"
+            " ON CONFLICT (server, kind, name) DO UPDATE SET digest = excluded.digest, body = excluded.body,"
+            " by = excluded.by, at = excluded.at",
             (*place, definition.digest, pack(definition.body), by, at),
         )
         body = {"server": place[0], "definition": place[1], "digest": definition.digest, "by": by}
         body["name"] = place[2] if named is None else named
         self.append("pin_accepted", None, {**body, "before": before[0] if before else None})
 
+    def bind_pin(self, server: str, tool: str, *, instead_of: str | None = None) -> None:
+        """Capabilities that name the tool and no server mean this server's from now on. It is recorded."""
+        self._connection.execute(
+            "UPDATE pins SET bound = NULL WHERE server = ? AND kind = 'tool' AND name = ?", (instead_of, tool)
+        )
+        bound = self._connection.execute(
+            "UPDATE pins SET bound = (SELECT coalesce(max(bound), 0) + 1 FROM pins)"
+            " WHERE server = ? AND kind = 'tool' AND name = ? AND bound IS NULL",
+            (server, tool),
+        )
+        if bound.rowcount:
+            self.append("pin_bound", None, {"server": server, "tool": tool, "before": instead_of})
+
+    def drop_pins(self, server: str, definitions: Sequence[Definition]) -> None:
+        """Forget accepted definitions of a server. How many is recorded."""
+        self._connection.executemany(
+            "DELETE FROM pins WHERE server = ? AND kind = ? AND name = ?",
+            [(server, definition.kind, definition.name) for definition in definitions],
+        )
+        self.append("pins_dropped", None, {"server": server, "count": len(definitions)})
+
     def pins(self, server: str | None = None) -> list[Definition]:
-        return pin_rows(self._connection, server)
+        return [row.definition for row in pin_rows(self._connection, server)]
 
     def put_payload(self, call_id: str, part: Part, salt: bytes, body: bytes) -> None:
         """Keep a payload that the contract lets us keep, and its salt, apart from the log."""
@@ -464,8 +489,16 @@ class Transaction:
     # ── Quotas ──
 
     def spend(self, scope: str, day: str, limit: int) -> bool:
-        """Take one of `limit` for this day; False where none is left."""
-        self._connection.execute("DELETE FROM quotas WHERE scope = ? AND day < ?", (scope, day))
+        """Take one of `limit` for this day; False where none is left.
+
+        What was spent on the last days on record stays, whatever day it is by the clock: one that was ahead for a while
+        must not give back what today has spent.
+        """
+        self._connection.execute(
+            "DELETE FROM quotas WHERE scope = ?1 AND day < ?2 AND day NOT IN"
+            " (SELECT day FROM quotas WHERE scope = ?1 ORDER BY day DESC LIMIT ?3)",
+            (scope, day, KEPT_DAYS),
+        )
         if limit < 1:
             return False
         spent = self._connection.execute(

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import anyio
 from mcp.shared.inbound import encode_header_value, find_invalid_x_mcp_header, mcp_param_headers, x_mcp_header_map
@@ -20,15 +21,16 @@ from ringfence.core.errors import OutcomeUnknown, Refused, Unavailable, Upstream
 from ringfence.core.model import Definition, Json, ServerSpec, Status
 from ringfence.core.ports import SAID_IN_CALLS, UpstreamRequest
 from ringfence.upstream.link import (
-    ANSWER_UNUSABLE,
     HANDSHAKE,
     HANDSHAKES,
     MAX_MESSAGE_BYTES,
     MODERN,
+    AnswerUnusable,
     InFlight,
     RpcError,
     ServerLink,
 )
+from ringfence.upstream.pacing import Floods
 
 log = logging.getLogger("ringfence.upstream")
 
@@ -40,6 +42,8 @@ _MAX_PAGES = 100
 _MAX_ROUNDS = 20
 _MAX_QUESTIONS = 100
 _MAX_LISTING_BYTES = 2 * MAX_MESSAGE_BYTES
+MOST_DEFINITIONS = 1_000
+"""Tools, and prompts, that one server may list: ten times what a model can choose from."""
 _METHOD_NOT_FOUND = -32601
 _UNSUPPORTED_VERSION = -32022
 _MISSING_CAPABILITY = -32021
@@ -47,6 +51,10 @@ _VISIT_URL = -32042
 _LONGEST = 2000
 _WEB = re.compile(r"https?://[\x21-\x7e]+", re.IGNORECASE)
 _CAPABILITY = {"elicitation/create": "elicitation", "sampling/createMessage": "sampling", "roots/list": "roots"}
+_DEFINED: tuple[tuple[Literal["tool", "prompt"], str, str], ...] = (
+    ("tool", "tools/list", "tools"),
+    ("prompt", "prompts/list", "prompts"),
+)
 _NAMED_BY = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 
 ROOTS_METHOD = "roots/list"
@@ -66,11 +74,14 @@ Consent = Callable[[UpstreamRequest, str, Json], Awaitable[bool]]
 class Connection:
     """Negotiated once by `open`, then used for many requests."""
 
-    def __init__(self, spec: ServerSpec, link: ServerLink, consent: Consent) -> None:
+    def __init__(self, spec: ServerSpec, link: ServerLink, consent: Consent, floods: Floods | None = None) -> None:
         self.spec = spec
         self.version = ""
         self.server_capabilities: Json = {}
         self.definitions: dict[tuple[str, str], Definition] = {}
+        self.listed_bytes = 0
+        """Of all lists that were read since `refresh` began; one that is too long counts as the longest."""
+        self._floods = floods or Floods()
         self.link = link
         link.unowned = self._unowned
         self.roots = Roots()
@@ -142,21 +153,27 @@ class Connection:
         self.server_capabilities = capabilities if isinstance(capabilities, dict) else {}
 
     async def refresh(self, exchange: InFlight | None = None) -> None:
-        """Read the server's tools and prompts anew."""
+        """Read the server's tools and prompts anew. Raises Unavailable where there are too many."""
         quiet = exchange or InFlight(ask=self._unowned, tell=_nowhere)
         found: dict[tuple[str, str], Definition] = {}
-        for kind, method, key in (("tool", "tools/list", "tools"), ("prompt", "prompts/list", "prompts")):
-            if key not in self.server_capabilities:
-                continue
-            for body in await self.list_all(method, key, quiet):
-                name = body.get("name")
-                if isinstance(name, str) and kind in ("tool", "prompt"):
-                    digest = canonical.definition_digest(body)
-                    found[kind, name] = Definition(self.spec.name, name, digest, body, kind)  # type: ignore[arg-type]
+        self.listed_bytes = 0
+        for kind, method, key in _DEFINED:
+            if key in self.server_capabilities:
+                bodies = await self.list_all(method, key, quiet, MOST_DEFINITIONS)
+                found |= await self._floods.aside(partial(self._defined, kind, bodies))
         self.definitions = found
 
-    async def list_all(self, method: str, key: str, exchange: InFlight | None = None) -> list[Json]:
-        """Every page of a listing."""
+    def _defined(self, kind: Literal["tool", "prompt"], bodies: list[Json]) -> dict[tuple[str, str], Definition]:
+        named = [(body["name"], body) for body in bodies if isinstance(body.get("name"), str)]
+        return {
+            (kind, name): Definition(self.spec.name, name, canonical.definition_digest(body), body, kind)
+            for name, body in named
+        }
+
+    async def list_all(
+        self, method: str, key: str, exchange: InFlight | None = None, most: int | None = None
+    ) -> list[Json]:
+        """Every page of a listing, of `most` entries at most. Raises Unavailable."""
         quiet = exchange or InFlight(ask=self._unowned, tell=_nowhere)
         out: list[Json] = []
         size = 0
@@ -173,14 +190,21 @@ class Connection:
                 ) from None
             if result.get("resultType", "complete") != "complete":
                 raise Unavailable("server_listing", f"server {self.spec.name}: {method} gave no complete result")
-            size += len(canonical.message(result, "surrogatepass"))
+            items = result.get(key)
+            items = items if isinstance(items, list) else []
+            if most is not None and len(out) + len(items) > most:
+                self.listed_bytes += _MAX_LISTING_BYTES
+                text = f"server {self.spec.name}: {method} lists more than {most:,} {key}, which is more than is taken"
+                raise Unavailable("server_listing", text)
+            size += await self._floods.aside(partial(_size, result))
             if size > _MAX_LISTING_BYTES:
                 break
-            items = result.get(key)
-            out.extend(i for i in items if isinstance(i, dict)) if isinstance(items, list) else None
+            out.extend(item for item in items if isinstance(item, dict))
             cursor = result.get("nextCursor")
             if not isinstance(cursor, str):
+                self.listed_bytes += size
                 return out
+        self.listed_bytes += _MAX_LISTING_BYTES
         raise Unavailable("server_listing", f"server {self.spec.name}: {method} never ends")
 
     def check_pin(self, pinned: Definition | None) -> None:
@@ -214,7 +238,7 @@ class Connection:
         await self.roots.settle(request, self._notify)
         with anyio.CancelScope(deadline=anyio.current_time() + request.timeout) as clock:
             turns: list[anyio.Lock] = []  # made for the first question: most calls have none
-            questions_left = _MAX_QUESTIONS
+            counted = _Questions(self.spec.name)
 
             async def asking(questions: Mapping[str, Json]) -> Mapping[str, Json]:
                 if not turns:
@@ -228,10 +252,8 @@ class Connection:
                         clock.deadline = anyio.current_time() + left
 
             async def ask(method: str, params: Json) -> Json:
-                nonlocal questions_left
-                questions_left -= 1
-                if questions_left < 0:  # or a server that asks without end would have no deadline
-                    raise RpcError(-32600, f"{self.spec.name} asked more than {_MAX_QUESTIONS} times in one call")
+                if problem := counted.too_many(1):
+                    raise RpcError(-32600, problem)
                 question = await self._permitted(request, method, params)
                 try:
                     answer = (await asking({"question": question})).get("question")
@@ -246,7 +268,7 @@ class Connection:
 
             exchange = InFlight(ask=ask, tell=tell, client=request.session, own=request.headers)
             try:
-                return await self._rounds(request, exchange, asking)
+                return await self._rounds(request, exchange, counted, asking)
             except RpcError as exc:
                 raise self._failure(exc, request.channel.capabilities) from None
         raise Refused(
@@ -259,6 +281,7 @@ class Connection:
         self,
         request: UpstreamRequest,
         exchange: InFlight,
+        counted: _Questions,
         asking: Callable[[Mapping[str, Json]], Awaitable[Mapping[str, Json]]],
     ) -> Json:
         sent = request.params
@@ -276,10 +299,12 @@ class Connection:
                 raise OutcomeUnknown(exc.reason_code, exc.message) from None
             if result.get("resultType") != "input_required":
                 return result  # the guard withholds what is not complete either
-            wanted = result.get("inputRequests")
+            wanted = _mapping(result.get("inputRequests"))
+            if problem := counted.too_many(len(wanted)):
+                raise Refused(Status.FAILED, "too_many_rounds", problem)
             questions: dict[str, Json] = {}
             answers: dict[str, Json] = {}
-            for key, item in (wanted if isinstance(wanted, dict) else {}).items():
+            for key, item in wanted.items():
                 method = _mapping(item).get("method")
                 try:
                     questions[key] = await self._permitted(request, str(method), _mapping(_mapping(item).get("params")))
@@ -361,7 +386,7 @@ class Connection:
         return found
 
     def _failure(self, exc: RpcError, capabilities: Json) -> Exception:
-        reason = "answer_unusable" if exc.code == ANSWER_UNUSABLE else "upstream_error"
+        reason = "answer_unusable" if isinstance(exc, AnswerUnusable) else "upstream_error"
         if exc.code == _VISIT_URL:
             return self._visit(exc, capabilities)
         if exc.code == _MISSING_CAPABILITY:
@@ -429,6 +454,10 @@ def _is_web(url: Any) -> bool:
     return isinstance(url, str) and len(url) <= _LONGEST and _WEB.fullmatch(url) is not None
 
 
+def _size(result: Json) -> int:
+    return len(canonical.message(result, "surrogatepass"))
+
+
 def _mapping(value: Any) -> Json:
     return value if isinstance(value, dict) else {}
 
@@ -460,6 +489,20 @@ async def ask_roots(request: UpstreamRequest) -> Json | None:
 async def first_roots(request: UpstreamRequest, capabilities: Json) -> Roots:
     """The roots for a connection that is opened for this call's client alone; a shared connection has none."""
     return Roots(await ask_roots(request) if "roots" in capabilities and request.session is not None else None)
+
+
+class _Questions:
+    """Those of one call, in whatever way the server asks. While one waits for its answer the call's clock stands still,
+    so a server that asked without end would have no deadline."""
+
+    def __init__(self, server: str) -> None:
+        self._server = server
+        self._left = _MAX_QUESTIONS
+
+    def too_many(self, more: int) -> str | None:
+        """Count so many more; what is wrong if the call has had too many."""
+        self._left -= more
+        return f"{self._server} asked more than {_MAX_QUESTIONS} times in one call" if self._left < 0 else None
 
 
 class Roots:

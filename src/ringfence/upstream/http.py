@@ -21,9 +21,27 @@ from aiohttp.client_proto import ResponseHandler
 from ringfence.core import canonical
 from ringfence.core.errors import OutcomeUnknown, Refused, RingfenceError, Unavailable
 from ringfence.core.model import Json, Principal, ServerSpec
+from ringfence.core.quoting import quoted
 from ringfence.egress.resolver import Check, CheckedResolver
-from ringfence.upstream.link import ANSWER_UNUSABLE, MAX_MESSAGE_BYTES, MODERN, InFlight, RpcError, reason_of
-from ringfence.upstream.pacing import MOST_QUESTIONS, PIECE_BYTES, Floods, Intake, LinkBudget, framing
+from ringfence.upstream.link import (
+    MAX_MESSAGE_BYTES,
+    MODERN,
+    AnswerUnusable,
+    InFlight,
+    RpcError,
+    read_message,
+    reason_of,
+)
+from ringfence.upstream.pacing import (
+    LONG_BYTES,
+    MOST_QUESTIONS,
+    MOST_VALUES_TOLD,
+    PIECE_BYTES,
+    Floods,
+    Intake,
+    LinkBudget,
+    framing,
+)
 
 log = logging.getLogger("ringfence.upstream")
 
@@ -163,10 +181,10 @@ class HttpLink:
                 self._session = response.headers.get("mcp-session-id", self._session)
             kind = response.headers.get("content-type", "")
             if kind.startswith("application/json"):
-                return _result(_parse(await _read_bounded(response)), message["id"])
+                return _result(await self._parsed(await _read_bounded(response)), message["id"])
             if kind.startswith("text/event-stream"):
                 return await self._follow(client, response, message["id"], exchange)
-            raise RpcError(ANSWER_UNUSABLE, f"server {self._name} answered with content type {kind[:60]!r}")
+            raise AnswerUnusable(f"server {self._name} answered with content type {quoted(kind, 60)}")
 
     async def _follow(
         self, client: aiohttp.ClientSession, response: aiohttp.ClientResponse, ident: int, exchange: InFlight
@@ -194,29 +212,32 @@ class HttpLink:
     ) -> Json | None:
         try:
             async for data in _events(response, place, self._intake):
-                value = _parse(data)
+                value = await self._parsed(data)
                 if "method" not in value:
                     return _result(value, ident)
-                await self._inbound(value, len(data), exchange.ask, exchange.hear)
+                await self._inbound(value, data, exchange.ask, exchange.hear)
         except aiohttp.ClientPayloadError:
             if place.last is None:
                 raise
         return None
 
+    async def _parsed(self, body: bytes) -> Json:
+        return _parse(body) if len(body) < LONG_BYTES else await self._intake.floods.aside(lambda: _parse(body))
+
     async def _inbound(
-        self, value: Json, size: int, ask: Callable[[str, Json], Awaitable[Json]] | None, tell: Tell
+        self, value: Json, data: bytes, ask: Callable[[str, Json], Awaitable[Json]] | None, tell: Tell
     ) -> None:
         method = value["method"]
         params = value.get("params")
         params = params if isinstance(params, dict) else {}
         if "id" not in value or not isinstance(method, str):
-            await self._intake.notification(size)
-            if isinstance(method, str):
+            await self._intake.notification(data)
+            if isinstance(method, str) and canonical.values_at_most(data) <= MOST_VALUES_TOLD:
                 if method == "notifications/progress":
                     params.pop("progressToken", None)
                 await tell(method, params)
             return
-        await self._intake.question(size)
+        await self._intake.question(data)
         if self._group is not None and self._intake.asked(turn := object()):
             # Answered aside, so that the stream is read on while a person thinks.
             self._group.start_soon(self._answer, turn, value["id"], method, params, ask)
@@ -299,11 +320,11 @@ class HttpLink:
                     if response.status != 200:
                         return  # the server offers no such stream
                     async for data in _events(response, _Place(), self._intake):
-                        value = _parse(data)
+                        value = await self._parsed(data)
                         if "method" in value:
-                            await self._inbound(value, len(data), None, tell)
+                            await self._inbound(value, data, None, tell)
                         else:
-                            await self._intake.notification(len(data))
+                            await self._intake.notification(data)
             except (aiohttp.ClientError, RpcError, Unavailable) as exc:
                 log.debug("server %s: the standing stream ended: %s", self._name, exc)
             await anyio.sleep(_REOPEN_SECONDS)
@@ -315,7 +336,7 @@ async def _read_bounded(response: aiohttp.ClientResponse, limit: int = MAX_MESSA
     while not content.at_eof():
         out += await content.readany()
         if len(out) > limit:
-            raise RpcError(ANSWER_UNUSABLE, f"the server sent an answer of more than {limit} bytes")
+            raise AnswerUnusable(f"the server sent an answer of more than {limit} bytes")
     return bytes(out)
 
 
@@ -396,17 +417,17 @@ class _Events:
                 self._place.note(line)
         self._searched = len(self._buffer)
         if self._held + len(self._buffer) > self._limit:
-            raise RpcError(ANSWER_UNUSABLE, f"the server sent an event of more than {self._limit} bytes")
+            raise AnswerUnusable(f"the server sent an event of more than {self._limit} bytes")
         return out
 
 
 def _parse(body: bytes) -> Json:
     try:
-        value = canonical.loads(body)
+        value = read_message(body)
     except canonical.NotCanonical as exc:
-        raise RpcError(ANSWER_UNUSABLE, f"the server's answer is not usable: {exc}") from None
+        raise AnswerUnusable(f"the server's answer is not usable: {exc}") from None
     if not isinstance(value, dict):
-        raise RpcError(ANSWER_UNUSABLE, "the server's answer is no JSON-RPC message")
+        raise AnswerUnusable("the server's answer is no JSON-RPC message")
     return value
 
 
@@ -416,7 +437,7 @@ def _result(value: Json, ident: int) -> Json:
         raise RpcError(error["code"], str(error.get("message", "")), error.get("data"))
     result = value.get("result")
     if value.get("id") not in (ident, str(ident)) or not isinstance(result, dict):
-        raise RpcError(ANSWER_UNUSABLE, "the server's answer belongs to no request of ours")
+        raise AnswerUnusable("the server's answer belongs to no request of ours")
     return result
 
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ringfence.core import canonical
 from ringfence.core.errors import RingfenceError
 from ringfence.core.model import Json
 from ringfence.upstream.pacing import MOST_TOLD
@@ -23,9 +24,18 @@ HANDSHAKES = ("2024-11-05", "2025-03-26", "2025-06-18", HANDSHAKE)
 MAX_MESSAGE_BYTES = 8_000_000
 """Longest single message taken from a server; a longer one fails the call it answers and nothing else."""
 
+MAX_MESSAGE_VALUES = 200_000
+"""Most values in such a message: what it costs to read goes by these, not by its bytes."""
 
-ANSWER_UNUSABLE = -32001
-"""Our own code for an answer that came but cannot be used: too long, or not strict JSON."""
+_UNUSABLE = -32001
+"""What a client is told as the code of an answer that cannot be used."""
+
+
+def read_message(data: bytes) -> Any:
+    """The JSON that a server sent. Raises NotCanonical, also where reading it would hold up everybody else."""
+    if canonical.has_more_values(data, MAX_MESSAGE_VALUES):
+        raise canonical.TooMuch(f"more than {MAX_MESSAGE_VALUES} values")
+    return canonical.loads(data)
 
 
 class RpcError(RingfenceError):
@@ -36,6 +46,13 @@ class RpcError(RingfenceError):
         self.code = code
         self.message = message
         self.data = data
+
+
+class AnswerUnusable(RpcError):
+    """An answer came and cannot be used: too long, not strict JSON. Known by its type: a server sends any code."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(_UNUSABLE, message)
 
 
 @dataclass(slots=True)
@@ -96,7 +113,8 @@ class ServerLink(Protocol):
         ...
 
     async def request(self, method: str, params: Json, exchange: InFlight) -> Json:
-        """Send and wait. Raises RpcError, Unavailable (nothing was sent) or OutcomeUnknown (no message came back)."""
+        """Send and wait. Raises RpcError, AnswerUnusable, Unavailable (nothing was sent) or OutcomeUnknown (no message
+        came back). Which of them it is, the link knows by itself: no code that a server sends stands for another."""
         ...
 
     async def notify(self, method: str, params: Json | None, headers: Mapping[str, str] | None = None) -> None:

@@ -24,14 +24,13 @@ from ringfence.upstream.connection import Connection, Consent, Roots, first_root
 from ringfence.upstream.host_process import HostLauncher, launch_server
 from ringfence.upstream.http import REMOTE, Credentials, HttpLink, without_secrets
 from ringfence.upstream.link import HANDSHAKES, RpcError, ServerLink
-from ringfence.upstream.pacing import Floods
+from ringfence.upstream.pacing import Floods, Rereads
 from ringfence.upstream.stdio import StdioLink
 
 log = logging.getLogger("ringfence.upstream")
 
 IDLE_SECONDS = 300.0
 _SWEEP_SECONDS = 5.0
-_REREAD_SECONDS = 1.0
 _LISTS_CHANGED = frozenset({"notifications/tools/list_changed", "notifications/prompts/list_changed"})
 _LISTS = {"resources/list": "resources", "resources/templates/list": "resourceTemplates"}
 _ASIDE = frozenset({*_LISTS, "resources/subscribe", "resources/unsubscribe", "logging/setLevel"})
@@ -73,7 +72,7 @@ class PooledConnection:
     stale: bool = False
     """The server said that its lists changed, and they were not read since."""
     rereading: bool = False
-    reread_at: float = float("-inf")
+    rereads: Rereads = field(default_factory=Rereads)
 
 
 @dataclass(slots=True)
@@ -159,7 +158,7 @@ def connect(spec: ServerSpec, means: Means, consent: Consent) -> Connection:
     link: ServerLink = StdioLink(spec, launch, floods)
     if spec.url is not None:
         link = HttpLink(spec.name, spec.url, credentials if spec.secrets else None, check, floods)
-    return Connection(spec, link, consent)
+    return Connection(spec, link, consent, floods)
 
 
 # ── The pool ──────────────────────────────────────────────────────────────────────────────────────
@@ -561,16 +560,16 @@ class ConnectionPool:
             await self._on_event(held.key[0], held.principal, method, params)
 
     async def _reread(self, held: PooledConnection) -> None:
-        """Read changed lists once a second at most, however often the server says "changed"."""
+        """Read changed lists as often as they may be, however often the server says "changed"."""
         while held.stale and not held.closed:
-            if (wait := held.reread_at + _REREAD_SECONDS - anyio.current_time()) > 0:
+            if (wait := held.rereads.wait(anyio.current_time())) > 0:
                 await anyio.sleep(wait)
             held.stale = False
-            held.reread_at = anyio.current_time()
             try:
                 await held.connection.refresh()
             except (RingfenceError, RpcError) as exc:
                 log.warning("server %s: reading its changed lists failed: %s", held.key[0], exc)
+            held.rereads.spend(held.connection.listed_bytes, anyio.current_time())
             await self._changed(held.key[0], list(held.connection.definitions.values()))
 
     def _listen(self, held: PooledConnection) -> None:

@@ -20,7 +20,7 @@ from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp.shared.message import SessionMessage
 from mcp.shared.transport_context import TransportContext
 from mcp_types import (
-    CONNECTION_CLOSED,
+    INTERNAL_ERROR,
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
     ErrorData,
@@ -35,8 +35,8 @@ from ringfence.core import canonical
 from ringfence.core.errors import OutcomeUnknown, Unavailable
 from ringfence.core.model import Json, ServerSpec
 from ringfence.core.ports import Launched
-from ringfence.upstream.link import ANSWER_UNUSABLE, MAX_MESSAGE_BYTES, InFlight, RpcError
-from ringfence.upstream.pacing import MOST_QUESTIONS, PIECE_BYTES, Floods, Intake
+from ringfence.upstream.link import MAX_MESSAGE_BYTES, AnswerUnusable, InFlight, RpcError, read_message
+from ringfence.upstream.pacing import LONG_BYTES, MOST_QUESTIONS, MOST_VALUES_TOLD, PIECE_BYTES, Floods, Intake
 
 log = logging.getLogger("ringfence.upstream")
 
@@ -73,6 +73,8 @@ class StdioLink:
         self._next_id = 0
         self._open: set[str] = set()
         """Ids of requests that the server owes an answer."""
+        self._errors: dict[str, RpcError] = {}
+        """Answers that are errors, by the id of their request, until it has ended."""
 
     # ── sending ───────────────────────────────────────────────────────────────────────────────────
 
@@ -104,12 +106,14 @@ class StdioLink:
                 note = {"requestId": ident, "reason": "cancelled"}
                 self._group.start_soon(self.notify, "notifications/cancelled", note)
             raise
-        except MCPError as exc:
-            if exc.code == CONNECTION_CLOSED:
-                raise OutcomeUnknown("server_died", f"server {self._spec.name} ended without an answer") from None
-            raise RpcError(exc.code, exc.message, exc.error.data) from None
+        except MCPError:
+            # The dispatcher's own codes are codes that servers send, too: an error is the server's if we read it.
+            if (answer := self._errors.get(str(ident))) is not None:
+                raise answer from None
+            raise OutcomeUnknown("server_died", f"server {self._spec.name} ended without an answer") from None
         finally:
             self._open.discard(str(ident))
+            self._errors.pop(str(ident), None)
             if exchange in self._exchanges:
                 self._exchanges.remove(exchange)
 
@@ -229,31 +233,43 @@ class StdioLink:
         self, line: bytes | TooLong, complaints: _Complaints, out: MemoryObjectSendStream[SessionMessage | Exception]
     ) -> None:
         if isinstance(line, bytes):
-            message = _parse(line, complaints.add)
-            size = len(line)
+            message = await self._parsed(line, complaints)
+            data = line
         else:
             message = _unusable(line.request_id, line.problem)
-            size = 0
+            data = b""  # paid for while it was thrown away
         if message is None:
-            await self._intake.notification(size)
-        elif await self._admits(message, size):
+            await self._intake.notification(data)
+        elif await self._admits(message, data):
             await out.send(SessionMessage(message))
 
-    async def _admits(self, message: JSONRPCMessage, size: int) -> bool:
+    async def _parsed(self, line: bytes, complaints: _Complaints) -> JSONRPCMessage | None:
+        if len(line) < LONG_BYTES:
+            return _parse(line, complaints.add)
+        problems: list[object] = []
+        message = await self._intake.floods.aside(lambda: _parse(line, problems.append))
+        for problem in problems:
+            complaints.add(problem)
+        return message
+
+    async def _admits(self, message: JSONRPCMessage, data: bytes) -> bool:
         """Whether it goes on to the dispatcher, when its time has come."""
         if isinstance(message, JSONRPCRequest):
-            await self._intake.question(size)
+            await self._intake.question(data)
             return self._intake.asked(message.id)
         if isinstance(message, JSONRPCNotification):
             if message.method == "notifications/cancelled":
                 ident = (message.params or {}).get("requestId")
                 if isinstance(ident, int | str):
                     self._intake.answered(ident)
-        elif str(message.id) in self._open:
-            self._open.discard(str(message.id))
+        elif (ident := str(message.id)) in self._open:
+            self._open.discard(ident)
+            if isinstance(message, JSONRPCError):
+                self._errors[ident] = _error_of(message)
             return True
-        await self._intake.notification(size)
-        return True
+        await self._intake.notification(data)
+        # What answers nothing goes nowhere.
+        return isinstance(message, JSONRPCNotification) and canonical.values_at_most(data) <= MOST_VALUES_TOLD
 
 
 class TooLong:
@@ -333,9 +349,11 @@ class _Complaints:
 
 def _parse(line: bytes, complain: Callable[[object], None] = log.debug) -> JSONRPCMessage | None:
     try:
-        value = canonical.loads(line)
+        value = read_message(line)
     except canonical.NotCanonical as exc:
         complain(exc)
+        if exc.value is None and isinstance(exc, canonical.TooMuch):
+            return _unusable(_find_id(line[:_EDGE], line[-_EDGE:]), str(exc))
         if not isinstance(exc.value, dict) or "method" in exc.value:
             return None
         return _unusable(exc.value.get("id"), str(exc))
@@ -372,12 +390,22 @@ async def _unasked(method: str, params: Json) -> Json:
     raise RpcError(METHOD_NOT_FOUND, f"{method} belongs to no call in progress")
 
 
-def _unusable(request_id: Any, problem: str) -> JSONRPCError | None:
+class UnusableAnswer(JSONRPCError):
+    """Stands for an answer that cannot be used, in our own words."""
+
+
+def _unusable(request_id: Any, problem: str) -> UnusableAnswer | None:
     if isinstance(request_id, bool) or not isinstance(request_id, int | str):
         return None
-    return JSONRPCError(
-        jsonrpc="2.0", id=request_id, error=ErrorData(code=ANSWER_UNUSABLE, message=f"the server sent {problem}")
-    )
+    told = ErrorData(code=INTERNAL_ERROR, message=f"the server sent {problem}")
+    return UnusableAnswer(jsonrpc="2.0", id=request_id, error=told)
+
+
+def _error_of(answer: JSONRPCError) -> RpcError:
+    told = answer.error
+    if isinstance(answer, UnusableAnswer):
+        return AnswerUnusable(told.message)
+    return RpcError(told.code, told.message, told.data)
 
 
 async def _drain_stderr(server: Launched, name: str) -> None:

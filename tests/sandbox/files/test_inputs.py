@@ -8,6 +8,8 @@ import resource
 import stat
 import subprocess
 import sys
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence.core.box import FileFact, Input
+from ringfence.sandbox.files import paths
 from ringfence.sandbox.files.inputs import INPUT, check_inputs, put_inputs
+from tests.sandbox.swapping import swapping
 
 not_as_root = pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")
 
@@ -126,12 +130,54 @@ def test_special_files_are_refused_without_waiting(box: Path, tmp_path: Path) ->
             put(box, Input("a", source))
 
 
-def test_a_link_that_the_user_names_is_followed_but_none_inside_a_folder(box: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("openat2", [True, False])
+def test_an_input_that_became_a_link_after_it_was_named_is_not_followed(
+    box: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, openat2: bool
+) -> None:
+    monkeypatch.setattr(paths, "has_openat2", lambda: openat2)
+    source = tmp_path / "source"
+    (source / "deep").mkdir(parents=True)
+    (source / "deep" / "data").write_text("harmless")
+    given = Input("a", source / "deep" / "data")
+    check_inputs((given,), None)
+    assert put(box, given) == (fact("a", b"harmless"),)
+    private = tmp_path / "private"
+    private.mkdir()
+    (private / "data").write_text("private")
+    (source / "deep" / "data").unlink()
+    (source / "deep" / "data").symlink_to(private / "data")
+    for look in (lambda: check_inputs((given,), None), lambda: put(box, replace(given, name="b"))):
+        with pytest.raises(ValueError, match="is a symbolic link, neither a file nor a folder"):
+            look()
+    (source / "deep" / "data").unlink()
+    (source / "deep").rmdir()
+    (source / "deep").symlink_to(private)
+    for look in (lambda: check_inputs((given,), None), lambda: put(box, replace(given, name="c"))):
+        with pytest.raises(ValueError, match=r"link by now, which is not followed|cannot be read: Not a directory"):
+            look()
+    assert not [path for path in box.rglob("*") if path.is_file() and "private" in path.read_text()]
+
+
+def test_no_file_behind_a_link_is_put_in_while_another_program_swaps_it_with_the_input(
+    box: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "private").write_text("private")
+    (tmp_path / "data").write_text("harmless")
+    (tmp_path / "link").symlink_to(tmp_path / "private")
+    seen = set()
+    with swapping(tmp_path / "data", tmp_path / "link"):
+        for number in range(300):
+            with suppress(ValueError):
+                seen.add(put(box, Input(f"a{number}", tmp_path / "data"))[0].sha256)
+    assert seen <= {fact("a", b"harmless").sha256}
+
+
+def test_a_link_that_the_operator_names_is_followed_but_none_inside_a_folder(box: Path, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     (source / "data").write_text("x")
     (tmp_path / "link").symlink_to(source)
-    assert put(box, Input("a", tmp_path / "link")) == (fact("a/data", b"x"),)
+    assert put(box, Input("a", tmp_path / "link", links=True)) == (fact("a/data", b"x"),)
     (source / "sneaky").symlink_to("/etc/passwd")
     with pytest.raises(ValueError, match="input 'b': b/sneaky: it is a symbolic link, which cannot be an input"):
         put(box, Input("b", source))

@@ -71,7 +71,7 @@ def test_other_paths_are_refused_in_a_sentence_that_names_them(path: str, reason
     with pytest.raises(Refused) as refused:
         parts_of(path)
     assert refused.value.reason_code == reason
-    assert repr(path)[1:20] in str(refused.value)
+    assert (repr(path)[1:20] if len(path) <= 80 else f"({len(path)} characters)") in str(refused.value)
     assert len(str(refused.value)) < 300 or len(path) > 80
     assert ";" in str(refused.value) or ":" in str(refused.value)
 

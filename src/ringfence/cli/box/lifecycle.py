@@ -87,7 +87,7 @@ def create(
     chosen: Any = given(template=template, timeout=timeout, lifetime=lifetime, snapshot=snapshot, retain=retain)
     chosen["envs"] = program.environment(env or [])
     chosen["metadata"] = program.environment(metadata or [], "--metadata")
-    chosen["inputs"] = {each.name: each.source for each in program.inputs(inputs or [], None)}
+    chosen["inputs"] = {each.name: each for each in program.inputs(inputs or [], None)}
     chosen["volumes"] = [_mount(each) for each in volumes or ()]
     chosen["network"] = program.places(allow or [])
     chosen |= {"packages": package or [], "allow_packages": allow_package or [], "secrets": secret or []}

@@ -15,6 +15,7 @@ from ringfence.core import canonical
 from ringfence.core.errors import Refused
 from ringfence.core.model import Call, Definition, Json, Origin, Outcome, Principal, Transport
 from ringfence.core.ports import Channel
+from ringfence.core.quoting import quoted
 from ringfence.front.listing import Listing
 from ringfence.front.mcp import McpFront
 from ringfence.front.stdio import StdioFront
@@ -76,11 +77,11 @@ class BoxPipeline(Pipeline):
     async def handle(self, call: Call, channel: Channel) -> Outcome:
         if call.kind != "tool":
             if not call.tool.startswith(address(self._box, "")):
-                call = replace(call, fault=call.fault or f"this box has no {call.kind} {call.tool[:128]!r}")
+                call = replace(call, fault=call.fault or f"this box has no {call.kind} {quoted(call.tool, 128)}")
             return await self._whole.handle(call, channel)
         named = [name for name in _NOT_TAKEN if name in call.arguments]
         if call.tool not in self._offered():
-            call = replace(call, fault=call.fault or f"this box has no tool {call.tool[:128]!r}")
+            call = replace(call, fault=call.fault or f"this box has no tool {quoted(call.tool, 128)}")
         elif named:
             call = replace(call, fault=call.fault or f"{named[0]} cannot be given: these tools are for one box")
         return await self._whole.handle(replace(call, arguments={**call.arguments, "session": self._box}), channel)

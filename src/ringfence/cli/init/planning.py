@@ -20,6 +20,7 @@ from ringfence.config.folders import touches_credentials
 from ringfence.config.writing import WrittenEntry
 from ringfence.core.box import Mount, within
 from ringfence.core.errors import RingfenceError, Unavailable
+from ringfence.core.quoting import quoted
 from ringfence.core.secret import MIN_CHARACTERS
 from ringfence.packages.cache import Tree
 from ringfence.packages.images import manifests
@@ -366,7 +367,7 @@ def _npx(words: list[str]) -> Runner:
     packages = tuple(named or [first])
     for package in packages:
         if not _NPM.fullmatch(package):
-            raise NotTaken(f"{package[:80]!r} is no package of a registry, so it cannot be pinned by its integrity")
+            raise NotTaken(f"{quoted(package)} is no package of a registry, so it cannot be pinned by its integrity")
     return Runner("npm", packages, first if named else None, tuple(arguments))
 
 
@@ -396,7 +397,7 @@ def _uvx(words: list[str], source: str) -> Runner:
 def _requirement(text: str) -> str:
     """uvx writes `name@1.2` for `name==1.2`."""
     if not _PYPI.fullmatch(text):
-        raise NotTaken(f"{text[:80]!r} is no package of an index, so it cannot be pinned by its hash")
+        raise NotTaken(f"{quoted(text)} is no package of an index, so it cannot be pinned by its hash")
     name, _, version = text.partition("@")
     return name if version in ("", "latest") else f"{name}=={version}"
 

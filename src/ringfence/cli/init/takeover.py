@@ -288,8 +288,7 @@ async def _accept(app: App, taken: TakenOver, request: InitRequest) -> None:
         print("Nothing was accepted: `ringfence check --accept` asks again.", file=sys.stderr)
         return
     person = identity.person_of(app.config.people, identity.os_user())
-    for definition in found:
-        await app.accept(definition, person.name if person is not None else identity.os_user())
+    await app.accept(found, person.name if person is not None else identity.os_user())
 
 
 def _tools(taken: TakenOver) -> Iterator[str]:

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from ringfence.core.box import MIB, Input
 from ringfence.core.errors import Unavailable
+from ringfence.core.quoting import quoted
 from ringfence.packages.cache import Package, PackageCache, Tree
 from ringfence.packages.images import manifests, rootfs
 from ringfence.packages.images.engines import Engines, ImageSource
@@ -76,7 +77,9 @@ class _RegistryAccess:
             return
         # A rule for an address, or for this machine, would open it whatever it is.
         if not _NAMED.fullmatch(origin):
-            text = f"{self.source.host} leads to {origin[:80]!r}, which is not followed: it is not over TLS, or no name"
+            text = (
+                f"{self.source.host} leads to {quoted(origin)}, which is not followed: it is not over TLS, or no name"
+            )
             raise Unavailable("install_failed", text)
         if len(self.beside) >= _MOST_BESIDE:
             raise Unavailable("install_failed", f"{self.source.host} leads to more than {_MOST_BESIDE} other hosts")
@@ -133,7 +136,9 @@ class ImageFetcher:
             "layers": [{"file": each.file, "packed": each.packed} for each in manifest.layers],
             "most_entries": _MOST_ENTRIES,
         }
-        inputs = tuple(Input(f"files/{each}", staging / each) for each in {layer.file for layer in manifest.layers})
+        inputs = tuple(
+            Input(f"files/{each}", staging / each, links=True) for each in {layer.file for layer in manifest.layers}
+        )
         left = staging / "left"
         await self._boxes.run(str(name), BoxJob(_LAYERS, "unpack", order, left, inputs=inputs))
         listing = await asyncio.to_thread(read_json, left / "listing.json", _MOST_LISTING)

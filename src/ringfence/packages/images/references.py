@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from ringfence.core.quoting import quoted
+
 _HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?"
 _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _REFERENCE = re.compile(
@@ -32,7 +34,7 @@ class Reference:
         """Raises ValueError."""
         match = _REFERENCE.fullmatch(text) if len(text) <= 2 * _LONGEST else None
         if match is None:
-            raise ValueError(f"{text[:80]!r} is not the name of an image: [HOST/]NAME[:TAG][@sha256:…]")
+            raise ValueError(f"{quoted(text)} is not the name of an image: [HOST/]NAME[:TAG][@sha256:…]")
         host = match["host"] or ""
         name = match["name"]
         first, slash, rest = name.partition("/")
@@ -40,11 +42,11 @@ class Reference:
             host = first
             name = rest
         elif host and not _is_host(host):
-            raise ValueError(f"{text[:80]!r} begins with what is neither a host nor a part of a name")
+            raise ValueError(f"{quoted(text)} begins with what is neither a host nor a part of a name")
         if len(name) > _LONGEST:
-            raise ValueError(f"{text[:80]!r} is too long to be the name of an image")
+            raise ValueError(f"{quoted(text)} is too long to be the name of an image")
         if host and not 0 < int(_port(host) or "1") < 65_536:
-            raise ValueError(f"{text[:80]!r} names a port that is none")
+            raise ValueError(f"{quoted(text)} names a port that is none")
         tag = match["tag"] or ("" if match["digest"] else _USUAL_TAG)
         return cls(host.lower(), name, tag, match["digest"] or "")
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ringfence.core.errors import Unavailable
+from ringfence.core.quoting import quoted
 
 _MOST_ENTRIES = 300_000
 _LONGEST_NAME = 255
@@ -32,7 +33,7 @@ def laid_out(listing: Mapping[str, Any], files: Path, into: Path) -> None:
     for path, kind, executable, what in sorted(map(_entry, entries), key=lambda entry: entry[0]):
         above = path.rpartition("/")[0]
         if above not in folders:
-            raise _bad(f"{path[:80]!r} lies in what is no folder")
+            raise _bad(f"{quoted(path)} lies in what is no folder")
         if kind == "folder":
             folders.add(path)
             _make(into / path)
@@ -44,7 +45,7 @@ def laid_out(listing: Mapping[str, Any], files: Path, into: Path) -> None:
         try:
             os.symlink(target, into / path)
         except OSError as problem:
-            raise _bad(f"{path[:80]!r} cannot be made: {problem.strerror}") from None
+            raise _bad(f"{quoted(path)} cannot be made: {problem.strerror}") from None
 
 
 def _make(path: Path) -> None:
@@ -62,10 +63,10 @@ def _entry(entry: Any) -> tuple[str, str, bool, Any]:
     path, kind, executable, what = entry
     parts = path.split("/")
     if not _is_path(path) or any(part in ("", ".", "..") or len(part.encode()) > _LONGEST_NAME for part in parts):
-        raise _bad(f"{path[:80]!r} is no name")
+        raise _bad(f"{quoted(path)} is no name")
     fits = {"folder": True, "file": type(what) is int, "link": isinstance(what, str) and bool(what) and _is_path(what)}
     if not isinstance(kind, str) or not fits.get(kind):
-        raise _bad(f"{path[:80]!r} is nothing that can be kept")
+        raise _bad(f"{quoted(path)} is nothing that can be kept")
     return path, kind, executable is True, what
 
 
@@ -84,11 +85,11 @@ def _file(files: Path, place: Path, number: int, executable: bool, kept: dict[in
             os.link(kept[number], place, follow_symlinks=False)
             return
         if not stat.S_ISREG(os.stat(source, follow_symlinks=False).st_mode):
-            raise _bad(f"{place.name[:80]!r} has no contents")
+            raise _bad(f"{quoted(place.name)} has no contents")
         os.rename(source, place)
         os.chmod(place, 0o755 if executable else 0o644)
     except OSError as problem:
-        raise _bad(f"{place.name[:80]!r} cannot be kept: {problem.strerror}") from None
+        raise _bad(f"{quoted(place.name)} cannot be kept: {problem.strerror}") from None
     kept[number] = place
 
 

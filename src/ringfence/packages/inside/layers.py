@@ -33,6 +33,11 @@ class LayerError(Exception):
     """The image cannot be unpacked."""
 
 
+def _quoted(text: str) -> str:
+    """As `core.quoting.quoted`."""
+    return repr(text) if len(text) <= 80 else f"… ({len(text)} characters)"
+
+
 class LayerNode:
     """A folder, file or link, and the layer that it belongs to."""
 
@@ -74,7 +79,7 @@ class Layers:
             return
         if not parts:
             if not member.isdir():
-                raise LayerError(f"a layer has something else than a folder as its root: {member.name[:80]!r}")
+                raise LayerError(f"a layer has something else than a folder as its root: {_quoted(member.name)}")
             return
         *above, name = parts
         if name.startswith(_HIDES):
@@ -94,14 +99,14 @@ class Layers:
         """The parts of a name, from the root of the image; None if it cannot be kept."""
         parts = [part for part in text.split("/") if part not in ("", ".")]
         if ".." in parts:
-            raise LayerError(f"a layer has a name that leads out of it: {text[:80]!r}")
+            raise LayerError(f"a layer has a name that leads out of it: {_quoted(text)}")
         try:
             sizes = [len(part.encode()) for part in parts]
         except UnicodeEncodeError:
             self.left_out["names that are no UTF-8"] += 1
             return None
         if len(parts) > _DEEPEST or sum(sizes) + len(sizes) > _LONGEST_PATH or max(sizes, default=0) > _LONGEST_NAME:
-            raise LayerError(f"a layer has a name that is too long: {text[:80]!r}…")
+            raise LayerError(f"a layer has a name that is too long: {_quoted(text)}")
         return parts
 
     def _node(self, archive: tarfile.TarFile, member: tarfile.TarInfo, keep: str) -> LayerNode | None:
@@ -109,7 +114,7 @@ class Layers:
             return LayerNode("folder", self.layer)
         if member.issym():
             if not member.linkname or "\0" in member.linkname or len(os.fsencode(member.linkname)) > _LONGEST_PATH:
-                raise LayerError(f"{member.name[:80]!r} is a link to nothing that could be")
+                raise LayerError(f"{_quoted(member.name)} is a link to nothing that could be")
             try:
                 member.linkname.encode()
             except UnicodeEncodeError:
@@ -127,7 +132,7 @@ class Layers:
             if content is not None:
                 shutil.copyfileobj(content, stream, _CHUNK)
                 if stream.tell() != member.size:
-                    raise LayerError(f"{member.name[:80]!r} ends before its end")
+                    raise LayerError(f"{_quoted(member.name)} ends before its end")
         return LayerNode("file", self.layer, self._number, bool(member.mode & 0o111))
 
     def _same(self, member: tarfile.TarInfo) -> LayerNode | None:
@@ -135,7 +140,9 @@ class Layers:
         parts = self._parts(member.linkname)
         found = self._there(parts) if parts else None
         if found is None or found.kind == "folder":
-            raise LayerError(f"{member.name[:80]!r} is a second name of {member.linkname[:80]!r}, which is not there")
+            raise LayerError(
+                f"{_quoted(member.name)} is a second name of {_quoted(member.linkname)}, which is not there"
+            )
         return LayerNode(found.kind, self.layer, found.number, found.executable, found.target)
 
     # ── Lookups ──
@@ -160,7 +167,7 @@ class Layers:
             if node is not None and node.kind == "link":
                 links += 1
                 if links > _MOST_LINKS:
-                    raise LayerError(f"links of {'/'.join(parts)[:80]!r} lead round in a circle")
+                    raise LayerError(f"links of {_quoted('/'.join(parts))} lead round in a circle")
                 trail = trail[:1] if node.target.startswith("/") else trail
                 rest += reversed(node.target.split("/"))
                 continue
@@ -170,7 +177,7 @@ class Layers:
                 node = trail[-1].below[part] = LayerNode("folder", self.layer)
             trail.append(node)
             if len(trail) > _DEEPEST:
-                raise LayerError(f"{'/'.join(parts)[:80]!r} is too deep")
+                raise LayerError(f"{_quoted('/'.join(parts))} is too deep")
         return trail[-1]
 
     # ── Whiteouts ──

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -10,9 +11,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ringfence.core.box import FileFact, Input
+from ringfence.core.quoting import quoted
 from ringfence.core.system import write_all
 from ringfence.sandbox.files.collect import DEEPEST, LONGEST_PATH, Copy, LeftOut
-from ringfence.sandbox.files.paths import CREATE, FOLDER, READ, acting_as, kind, opened, shown, unfit
+from ringfence.sandbox.files.paths import (
+    CREATE,
+    FOLDER,
+    READ,
+    acting_as,
+    kind,
+    open_without_links,
+    opened,
+    shown,
+    unfit,
+)
 
 INPUT = "/workspace/input"
 
@@ -23,7 +35,7 @@ def check_inputs(inputs: tuple[Input, ...], output: Path | None) -> None:
     for item in inputs:
         names.add(_parts(item.name))
         if isinstance(item.source, Path):
-            with _source(item.source):
+            with _source(item.source, links=item.links):
                 pass
     if len(names) < len(inputs) or any(parts[:depth] in names for parts in names for depth in range(1, len(parts))):
         raise ValueError("two inputs have the same name, or one has the name of a folder of another")
@@ -45,7 +57,7 @@ def put_inputs(root_fd: int, inputs: tuple[Input, ...], owner: int | None = None
                     if isinstance(item.source, bytes):
                         facts.append(_put_bytes(item.source, folder, parts, owner))
                     else:
-                        with _source(item.source) as source:
+                        with _source(item.source, links=item.links) as source:
                             _put(source, folder, parts, facts, owner)
             except LeftOut as why:
                 raise ValueError(f"input {item.name!r}: {why}") from why
@@ -70,23 +82,30 @@ def _parts(name: str) -> tuple[str, ...]:
     if problem := next(filter(None, map(unfit, parts)), None):
         raise ValueError(f"input name {name!r} cannot be used: {problem}")
     if len(parts) > DEEPEST or len(name.encode()) > LONGEST_PATH or any(len(part.encode()) > 255 for part in parts):
-        raise ValueError(f"input name {name[:80]!r} is too long or has too many folders")
+        raise ValueError(f"input name {quoted(name)} is too long or has too many folders")
     return parts
 
 
+def open_input(path: Path, *, links: bool) -> int:
+    """A descriptor of a host file or folder, for reading. Raises OSError."""
+    return os.open(path, READ & ~os.O_NOFOLLOW) if links else open_without_links(str(path), READ)
+
+
 @contextmanager
-def _source(path: Path) -> Iterator[int]:
-    """A host file or folder, opened. The user may name a link."""
+def _source(path: Path, *, links: bool) -> Iterator[int]:
+    """A host file or folder, opened."""
     if "\0" in str(path):
         raise ValueError(f"input {str(path)!r} has a NUL in its path")
     try:
-        found = os.stat(path)
+        found = os.stat(path, follow_symlinks=links)
         if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
             raise ValueError(f"input {str(path)!r} is {kind(found)}, neither a file nor a folder")
-        source = os.open(path, READ & ~os.O_NOFOLLOW)
+        source = open_input(path, links=links)
     except FileNotFoundError as problem:
         raise ValueError(f"input {str(path)!r} does not exist") from problem
     except OSError as problem:
+        if problem.errno == errno.ELOOP and not links:
+            raise ValueError(f"input {str(path)!r} leads through a link by now, which is not followed") from problem
         raise ValueError(f"input {str(path)!r} cannot be read: {problem.strerror}") from problem
     try:
         yield source

@@ -24,6 +24,7 @@ from ringfence.core import invisible
 from ringfence.core.box import MIB
 from ringfence.core.errors import Refused
 from ringfence.core.model import Status
+from ringfence.core.quoting import quoted
 
 pass
 
@@ -154,7 +155,7 @@ def parts_of(path: str) -> tuple[str, ...]:
     if not path or "\0" in path:
         raise refusal("bad_path", f"{path!r} is not a path; give one beneath {WORKSPACE}")
     if len(path) > LONGEST_PATH:
-        raise refusal("bad_path", f"{path[:80]!r}… is longer than {LONGEST_PATH} bytes; use a shorter path")
+        raise refusal("bad_path", f"{quoted(path)} is longer than {LONGEST_PATH} bytes; use a shorter path")
     if path.startswith("/") and path != WORKSPACE and not path.startswith(f"{WORKSPACE}/"):
         raise _outside(path)
     parts: list[str] = []
@@ -174,10 +175,10 @@ def check_names(parts: list[str] | tuple[str, ...], path: str) -> None:
     if problem := next(filter(None, map(unfit, parts)), None):
         raise refusal("bad_path", f"{path!r} cannot be used: {problem}")
     if len(parts) > DEEPEST:
-        raise refusal("bad_path", f"{path[:80]!r}… is deeper than {DEEPEST} folders; use a shorter path")
+        raise refusal("bad_path", f"{quoted(path)} is deeper than {DEEPEST} folders; use a shorter path")
     sizes = [len(part.encode()) for part in parts]
     if sum(sizes) + len(sizes) > LONGEST_PATH or max(sizes, default=0) > LONGEST_NAME:
-        raise refusal("bad_path", f"{path[:80]!r}… has names that are too long; use shorter ones")
+        raise refusal("bad_path", f"{quoted(path)} has names that are too long; use shorter ones")
 
 
 def unfit(name: str) -> str | None:
@@ -230,9 +231,15 @@ def open_beneath(root: int, parts: tuple[str, ...], flags: int, mode: int = 0) -
     raise OSError(number, os.strerror(number), os.fsdecode(path))
 
 
-def open_without_links(path: str) -> int:
-    """An O_PATH descriptor; no link on the way is followed. Raises OSError."""
-    how = struct.pack("QQQ", os.O_PATH | os.O_CLOEXEC, 0, _NO_LINKS | _NO_MAGIC_LINKS)
+def open_without_links(path: str, flags: int = os.O_PATH) -> int:
+    """Open a path of the host; no link on the way is followed. Raises OSError."""
+    if not has_openat2():
+        start = os.open("/" if path.startswith("/") else ".", FOLDER)
+        try:
+            return _open_step_by_step(start, tuple(filter(None, path.split("/"))), flags, 0)
+        finally:
+            os.close(start)
+    how = struct.pack("QQQ", flags | os.O_CLOEXEC, 0, _NO_LINKS | _NO_MAGIC_LINKS)
     name = os.fsencode(path)
     here = ctypes.c_long(-100)
     descriptor = int(_syscall(ctypes.c_long(_OPENAT2), here, name, how, ctypes.c_long(len(how))))

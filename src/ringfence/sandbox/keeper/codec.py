@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from ringfence.core import canonical
+from ringfence.core.quoting import quoted
 
 LONG_TEXT = 65_536
 """Texts from this length on are attached."""
@@ -72,7 +73,7 @@ def place(kind: Any, name: str) -> int:
 
 
 def _wrong(data: Any, what: str) -> CodecError:
-    return CodecError(f"{str(data)[:80]!r} is not {what}")
+    return CodecError(f"{quoted(data)} is not {what}")
 
 
 def _same(value: Any, attachments: Attachments) -> Any:

@@ -23,6 +23,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from ringfence.core.box import BoxReport
 from ringfence.core.errors import OutcomeUnknown, Refused, RingfenceError, SetUpFailed, StoreError, Unavailable
 from ringfence.core.model import Json, Status
+from ringfence.core.quoting import quoted
 from ringfence.core.sessions import CellReport, Failure, OnShown, Owner, Shown, StepReport, Tell
 from ringfence.sandbox.keeper.codec import Attachments, CodecError, pack, place, shape_digest, unpack
 from ringfence.sandbox.keeper.wire import WireError
@@ -152,7 +153,7 @@ def error_from_json(encoded: Any) -> RingfenceError | ValueError:
             return OutcomeUnknown(str(encoded["reason_code"]), message)
         return StoreError(message) if kind == "store" else ValueError(message)
     except (TypeError, KeyError, ValueError):
-        raise CodecError(f"{str(encoded)[:80]!r} is no error") from None
+        raise CodecError(f"{quoted(encoded)} is no error") from None
 
 
 # ── What is sent once ─────────────────────────────────────────────────────────────────────────────

@@ -20,6 +20,7 @@ from ringfence.core import system
 from ringfence.core.aio import begun
 from ringfence.core.errors import OutcomeUnknown, Refused, RingfenceError, Unavailable
 from ringfence.core.model import Json, Status
+from ringfence.core.quoting import quoted
 from ringfence.core.sessions import Failure, Shown, StepReport, discard_output, discard_value
 from ringfence.sandbox.keeper.codec import Attachments, CodecError, pack
 from ringfence.sandbox.keeper.protocol import PROTOCOL, VALUE, VERBS, IsolationSent, Verb, error_to_json
@@ -245,7 +246,7 @@ class ConnectedClient:
             return
         verb = VERBS.get(str(message["do"]))
         if verb is None:
-            raise WireError(f"no verb {str(message['do'])[:40]!r}")
+            raise WireError(f"no verb {quoted(message['do'], 40)}")
         if verb.stream is not None:
             self._incoming[request] = ReceiveStream(self.wire, request)
         if verb.yields is not None or (verb.tell is not None and not message.get("deaf")):

@@ -126,7 +126,7 @@ class ProcessBackend:
         elif setup.env:
             spec = replace(spec, env={**setup.env, **spec.env})
         if setup.files:
-            files = (Input(name, Path(host)) for name, host in setup.files.items())
+            files = (Input(name, Path(host), links=True) for name, host in setup.files.items())
             spec = replace(spec, inputs=(*files, *spec.inputs))
         shape = self._shape(limits)
         if baseline.mounts:
@@ -213,7 +213,7 @@ class ProcessBackend:
         assert self._pool is not None
         setup = self._setups.get(spec.template, _NO_SETUP)
         baseline = replace(self._baseline(as_run), stays=True, setup=setup.source)
-        given = (*(Input(name, Path(host)) for name, host in setup.files.items()), *spec.inputs)
+        given = (*(Input(name, Path(host), links=True) for name, host in setup.files.items()), *spec.inputs)
         shape = self._shape(spec.limits)
         shape["mounts"] = [mount.shape for mount in baseline.mounts]
         shape["folders"] = [[folder.at, folder.max_bytes, folder.mode == "ro"] for folder in spec.folders]

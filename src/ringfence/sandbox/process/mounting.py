@@ -19,6 +19,7 @@ from pathlib import Path
 
 from ringfence.core.box import Mount, within
 from ringfence.core.errors import Unavailable
+from ringfence.core.quoting import quoted
 from ringfence.sandbox.files import guarded
 from ringfence.sandbox.process.zygote import kernel
 
@@ -92,7 +93,7 @@ def _check_within(mount: Mount, outer: Mount) -> None:
 
 def _check_place(at: str) -> None:
     if not at.startswith("/") or at == "/" or os.path.normpath(at) != at or at.startswith("//") or "\0" in at:
-        raise ValueError(f"a mount is at an absolute path without '.', '..' and double slashes, not {at[:200]!r}")
+        raise ValueError(f"a mount is at an absolute path without '.', '..' and double slashes, not {quoted(at, 200)}")
     if at.split("/")[1] in _SYSTEM:
         raise ValueError(f"a mount cannot be at {at}: that part of a box is the system's")
     if at == _OURS[0] or any(within(at, ours) for ours in _OURS[1:]):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ringfence.core.box import Limits
 from ringfence.core.errors import Refused, RingfenceError
+from ringfence.core.quoting import quoted
 from ringfence.core.sessions import (
     BoxInterpreter,
     Cell,
@@ -68,7 +69,7 @@ class Contexts:
         if name not in self._contexts:
             if not _NAME.fullmatch(name):
                 text = (
-                    f"{name[:80]!r} cannot be the name of a context; use letters, digits, '.', '_' and '-', 64 at most"
+                    f"{quoted(name)} cannot be the name of a context; use letters, digits, '.', '_' and '-', 64 at most"
                 )
                 raise refusal("bad_context", text)
             if len(self._contexts) >= MOST_CONTEXTS:

@@ -19,6 +19,7 @@ from ringfence.core import own_ports
 from ringfence.core.aio import shielded
 from ringfence.core.box import Listening
 from ringfence.core.errors import Unavailable
+from ringfence.core.quoting import quoted
 from ringfence.sandbox.files.paths import refusal
 from ringfence.sandbox.sessions.concurrency import UseCounter
 
@@ -89,7 +90,7 @@ class PortForwards:
         found = named.get(wanted) if isinstance(wanted, str) else wanted if wanted in named.values() else None
         if found is None:
             known = ", ".join(f"{name} ({port})" for name, port in named.items()) or "none has a name"
-            raise refusal("bad_port", f"{str(wanted)[:80]!r} is no port of session {id_} that can be shown: {known}")
+            raise refusal("bad_port", f"{quoted(wanted)} is no port of session {id_} that can be shown: {known}")
         return found
 
     def close(self) -> None:

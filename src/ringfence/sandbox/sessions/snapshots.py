@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ringfence.core.errors import Refused, Unavailable
+from ringfence.core.quoting import quoted
 from ringfence.sandbox.files.blobstore import Owner, TreeStore, owner_folder, private_folder, storing, write_whole
 from ringfence.sandbox.files.paths import WORKSPACE, beneath, explaining, refusal
 from ringfence.sandbox.files.tree import INPUT, digest, read_tree, tree_digest, write_tree
@@ -210,4 +211,4 @@ def _clear(root: int, workspace: Workspace) -> None:
 
 
 def _unknown(reference: str) -> Refused:
-    return refusal("not_found", f"there is no snapshot {reference[:80]!r}; list the snapshots to see which there are")
+    return refusal("not_found", f"there is no snapshot {quoted(reference)}; list the snapshots to see which there are")

@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 from ringfence.core.box import MIB
 from ringfence.core.errors import Refused, Unavailable
+from ringfence.core.quoting import quoted
 from ringfence.core.sessions import Folder, StayingBox, VolumeMount
 from ringfence.sandbox.files.blobstore import (
     Owner,
@@ -281,7 +282,7 @@ def _now() -> str:
 
 
 def _unknown(reference: str) -> Refused:
-    return refusal("not_found", f"there is no volume {reference[:80]!r}; list the volumes to see which there are")
+    return refusal("not_found", f"there is no volume {quoted(reference)}; list the volumes to see which there are")
 
 
 # ── The volumes of one session: taken before its box is made, loaded before anything runs in it, saved, released ──

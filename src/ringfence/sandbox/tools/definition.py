@@ -66,6 +66,18 @@ class ToolOffer:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class CarriedCode:
+    """Code that a tool runs besides those for programs. What the operator demands of the program that would run the
+    same code (`toolkit.carried_code`) is demanded of the call that carries it."""
+
+    argument: str
+    """Where the code is. A call without it runs none, unless its session has set-up code that runs again."""
+    program: str
+    taken_as: str
+    """The program's own name for it."""
+
+
 async def _undeclared(task: Task) -> Answer:
     raise NotImplementedError
 
@@ -98,6 +110,8 @@ class Tool:
     """It starts something that may use all that the box has. What continues when a session is resumed was started by an
     earlier call, and is the effect of that one."""
     writes_files: bool = False
+    carries: CarriedCode | None = None
+    """Code in its arguments, where it is not itself a program's tool."""
     own_clock: bool = False
     """It ends by itself when the contract's time is up."""
     name: str = ""

@@ -14,6 +14,7 @@ from ringfence.core import canonical
 from ringfence.core.box import MIB, FileFact
 from ringfence.core.errors import Refused, RingfenceError
 from ringfence.core.model import Answer, Json, Mode, Principal, Status
+from ringfence.core.quoting import quoted
 from ringfence.core.sessions import Within, Writing
 from ringfence.sandbox.tools.definition import COUNT, DIGEST, FILE, FLAG, ONE, TEXT, Tool, named
 from ringfence.sandbox.tools.resources import OUTPUT, TEMPLATE, address, as_text, located, type_of
@@ -371,7 +372,7 @@ def resource_templates() -> Sequence[Json]:
 
 
 def _unknown(uri: str) -> Refused:
-    return Refused(Status.VALIDATION_FAILURE, "unknown_resource", f"no resource {uri!r} is offered")
+    return Refused(Status.VALIDATION_FAILURE, "unknown_resource", f"no resource {quoted(uri, 1000)} is offered")
 
 
 async def read_resource(task: Task) -> Answer:

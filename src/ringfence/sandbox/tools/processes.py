@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from ringfence.core.box import Ran
 from ringfence.core.model import Answer, Json, Mode
 from ringfence.core.sessions import ProcessState
-from ringfence.sandbox.tools.definition import COUNT, DIGEST, FLAG, NUMBER, ONE, PROCESS, TEXT, Tool, named
+from ringfence.sandbox.tools.definition import COUNT, DIGEST, FLAG, NUMBER, ONE, PROCESS, TEXT, CarriedCode, Tool, named
 from ringfence.sandbox.tools.results import SPARE_BYTES, text
 from ringfence.sandbox.tools.task import Task, already_begun, bad, data_of
 
@@ -163,6 +163,7 @@ def _signal(task: Task) -> int:
     named("session", "process", "bytes"),
     wide={"data": DIGEST},
     runs=True,
+    carries=CarriedCode("text", "run_shell", "command"),
 )
 async def send_input(task: Task) -> Answer:
     given = task.given

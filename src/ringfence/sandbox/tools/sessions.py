@@ -22,6 +22,7 @@ from ringfence.sandbox.tools.definition import (
     STATE,
     TEXT,
     TEXTS,
+    CarriedCode,
     Tool,
     named,
 )
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from ringfence.sandbox.sessions.volumes import Volume
 
 MOST_FORKS_PER_CALL = 32
+_SET_UP = CarriedCode("setup", "execute_python", "code")
 _VOLUMES: Json = {
     "type": "array",
     "description": "Durable folders.",
@@ -94,6 +96,7 @@ _MOST_PAST_SHOWN = 10
     gives={**INFO, **named("ports")},
     wide=_OPENING_WIDE,
     makes_box=True,
+    carries=_SET_UP,
 )
 async def open_session(task: Task) -> Answer:
     try:
@@ -196,6 +199,7 @@ async def snapshot_session(task: Task) -> Answer:
     {**ONE, "count": {"type": "integer", "minimum": 1, "maximum": MOST_FORKS_PER_CALL}},
     ("session", "count"),
     named("session", "sessions"),
+    carries=_SET_UP,  # that of the session: it runs again in each
 )
 async def fork_session(task: Task) -> Answer:
     """Fork one by one: each succeeds or fails by itself."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ringfence.core import canonical
-from ringfence.core.box import Limits
-from ringfence.core.model import Call, Contract, Definition, Mode
+from ringfence.core.box import NO_OUTSIDE, Limits, Outside
+from ringfence.core.model import Call, Contract, Definition, Json, Mode, Transport
 from ringfence.sandbox.tools import files, processes, run, sessions
 from ringfence.sandbox.tools.definition import Tool, ToolOffer
 from ringfence.sandbox.tools.request import BoxContents, SessionLifetimes
@@ -62,3 +62,19 @@ def makes_box(call: Call, contract: Contract) -> bool:
 def needs_session(call: Call, contract: Contract) -> bool:
     """Whether the keeper of sessions carries it out."""
     return contract.tool not in PROGRAMS or "session" in call.arguments
+
+
+def carried_code(call: Call, contract: Contract, session: Outside = NO_OUTSIDE) -> tuple[str, Json] | None:
+    """The program's tool that would run the code which a call of another tool runs, and the arguments it would have.
+
+    None: it runs no code, or is a program's own tool. `session` is what the box of its session has.
+    """
+    tool = KIT.get(contract.tool) if contract.transport is Transport.SANDBOXED_EXEC else None
+    if tool is None or tool.carries is None:
+        return None
+    carries, given = tool.carries, call.arguments
+    known: Json = {carries.taken_as: given[carries.argument]} if given.get(carries.argument) else {}
+    if not known and not (contract.tool == FORKS_A_SESSION and session.sets_up) and "data" not in given:
+        return None
+    named = {"session": given["session"]} if "session" in given else {}
+    return carries.program, {**named, **known}

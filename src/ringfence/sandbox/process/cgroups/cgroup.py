@@ -447,7 +447,7 @@ class GroupPool:
     def take(self, limits: Limits, *, pauses: bool = False, in_volumes: int = 0) -> Group | None:
         """An empty group with these limits; None where there can be none. Raises OSError.
 
-        `pauses`: it is for a box that stays, and is not used again; `in_volumes`: what that may write into volumes.
+        `pauses`: it is for a box that stays, and is not used again. `in_volumes`: what it may write into volumes.
         """
         self.remove_leaving()
         while not pauses and (used := self._used.get(limits)):
