@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -440,6 +441,61 @@ async def test_git_works_in_a_box(backend: ProcessBackend, tmp_path: Path) -> No
     command = Program("command", argv=("/bin/sh", "-c", script))
     report = await backend.run(BoxSpec(command, mounts=(Mount(str(tmp_path), HERE, "rw"),), env={"HOME": "/workspace"}))
     assert (report.stdout.text.strip(), report.stderr.text, report.planted) == ("1", "", ())
+
+
+def test_a_look_has_an_end_and_what_it_leaves_out_counts_as_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[str] = []
+    facts = guarded._facts
+
+    def facts_of(path: str) -> tuple[int, ...]:
+        looked.append(path)
+        return facts(path)
+
+    monkeypatch.setattr(guarded, "_facts", facts_of)
+    mounts = [Mount(str(tmp_path), HERE, "rw")]
+    (tmp_path / ".vscode").mkdir()
+    (tmp_path / ".vscode/tasks.json").touch()
+    before = guarded.look(mounts, {})
+    assert guarded.planted(before, guarded.look(mounts, {})) == ()
+    few = len(looked)
+    for folder in (".idea", ".cursor", ".vscode/inner"):
+        (tmp_path / folder).mkdir()
+        for number in range(guarded._MOST_LOOKED_AT):
+            (tmp_path / folder / f"{number}").touch()
+    looked.clear()
+    many = guarded.look(mounts, {})
+    assert len(looked) <= guarded._MOST_LOOKED_AT + 2 * few + 10
+    planted = {f"{HERE}/{name}" for name in (".idea", ".cursor", ".vscode")}
+    assert set(guarded.planted(before, many)) == planted
+    assert set(guarded.planted(many, guarded.look(mounts, {}))) == planted, "a file in there may have changed"
+
+
+def test_links_are_followed_as_far_as_there_is_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    walked: list[str] = []
+    walk = guarded._walk
+
+    def walk_to(roots: Sequence[str], start: str, name: str) -> guarded._Way:
+        walked.append(name)
+        return walk(roots, start, name)
+
+    monkeypatch.setattr(guarded, "_walk", walk_to)
+    monkeypatch.setattr(guarded, "_MOST_ENTRIES", 100)
+    mounts = [Mount(str(tmp_path), HERE, "rw")]
+    (tmp_path / ".vscode").mkdir()
+    guarded.look(mounts, {})
+    without = len(walked)
+    for number in range(1, 39):
+        (tmp_path / f"{number}").symlink_to(f"{number + 1}")
+    (tmp_path / "39").touch()
+    for number in range(50):
+        (tmp_path / ".vscode" / f"{number}").symlink_to("../1")
+    walked.clear()
+    before = guarded.look(mounts, {})
+    assert len(walked) <= without + 100 // 38 + 1
+    (tmp_path / "39").write_text("changed")
+    assert guarded.planted(before, guarded.look(mounts, {})) == (f"{HERE}/.vscode",)
 
 
 def test_the_list_is_the_documented_one() -> None:

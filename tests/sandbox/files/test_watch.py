@@ -140,6 +140,53 @@ async def test_what_the_kernel_could_not_keep_is_said_to_be_lost(space: Workspac
     assert short(seen)[-1] == ("lost", "/workspace")
 
 
+async def test_a_large_folder_that_comes_and_goes_is_reported_piece_by_piece_and_once(
+    space: Workspace, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "MOST_TOLD", 3000)
+    files = 2000
+    (work / "a").mkdir()
+    (work / "away").mkdir()
+    for number in range(files):
+        (work / "away" / f"{number}").touch()
+    turns = waiting = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.ensure_future(count_turns())
+    with space.watch("a", recursive=True) as watcher:
+        for _ in range(5):
+            (work / "away").rename(work / "a" / "x")
+            (work / "a" / "x").rename(work / "away")
+        (work / "away").rename(work / "a" / "x")
+        seen = [await anext(watcher)]
+        while seen.count(Changed("created", "/workspace/a/x")) < 6 or seen[-1].kind != "lost":
+            waiting = max(waiting, len(watcher._changes))
+            seen.append(await anext(watcher))
+    other.cancel()
+    assert waiting <= 2 * watch._AT_ONCE, "what is found waits in the folder, not in our memory"
+    assert turns >= files // watch._AT_ONCE, "others had their turn in between"
+    assert sum(change.path.startswith("/workspace/a/x/") for change in seen) == files
+    assert ("lost", "/workspace/a/x") in short(seen)
+
+
+async def test_closing_in_the_middle_of_a_folder_leaves_nothing_open(space: Workspace, work: Path) -> None:
+    (work / "away").mkdir()
+    for number in range(3 * watch._AT_ONCE):
+        (work / "away" / f"{number}").touch()
+    (work / "a").mkdir()
+    before = len(os.listdir("/proc/self/fd"))
+    watcher = space.watch("a", recursive=True)
+    (work / "away").rename(work / "a" / "x")
+    assert (await anext(watcher)).path == "/workspace/a/x"
+    watcher.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 async def test_closing_ends_whoever_waits(space: Workspace) -> None:
     watcher = space.watch()
     waiting = asyncio.ensure_future(anext(watcher, None))

@@ -13,6 +13,7 @@ import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from ringfence.core.box import Mount, within
 from ringfence.core.record import plain
@@ -27,6 +28,10 @@ _HEAD = re.compile(rb"ref:[ \t\n\r]*refs/|[0-9a-fA-F]{40}")
 _LONGEST_READ = 4096
 _MOST_LINKS = 40
 _MOST_ENTRIES = 1000
+"""Entries of guarded folders that are searched for links, in each mount, and links that are followed there."""
+_MOST_LOOKED_AT = 2000
+"""Entries whose state one look takes. A box decides how many there are, and others wait meanwhile: a folder with more
+counts as changed."""
 _DEEPEST = 3
 
 Held = Mapping[str, tuple[bool, tuple[int, int]]]
@@ -71,6 +76,24 @@ class _Item:
     at: str
     way: _Way
     pinned: bool
+    is_unsearched: bool = False
+    """It has more in it than was searched for links."""
+
+
+class _Budget:
+    """How many entries may still be looked at."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+        self.exceeded = False
+        """Whether there was more, since this was last set to False."""
+
+    def take(self, count: int) -> int:
+        """As many of so many as are left."""
+        taken = min(count, self.left)
+        self.left -= taken
+        self.exceeded = self.exceeded or taken < count
+        return taken
 
 
 def names(mount: Mount) -> tuple[str, ...]:
@@ -123,7 +146,8 @@ def look(mounts: Sequence[Mount], held: Held) -> Seen:
     guards = _guards(mounts) if mounts else []
     if not guards:
         return Seen(held, {})
-    found = ((item.at, _state(item, guards, held)) for item in _survey(guards) if item.name not in FOLDERS)
+    budget = _Budget(_MOST_LOOKED_AT)
+    found = ((item.at, _state(item, guards, held, budget)) for item in _survey(guards) if item.name not in FOLDERS)
     closed: dict[str, _State] = dict.fromkeys(_closed(guards), ((), ("closed",)))
     return Seen(held, {at: state for at, state in found if state is not None} | closed | dict(_repositories(guards)))
 
@@ -151,7 +175,7 @@ def planted(before: Seen, after: Seen) -> tuple[str, ...]:
 def _survey(guards: Sequence[Mount]) -> Iterator[_Item]:
     roots = [mount.host for mount in guards]
     for mount in guards:
-        left = _MOST_ENTRIES
+        entries, links = _Budget(_MOST_ENTRIES), _Budget(_MOST_ENTRIES)
         inner: list[_Item] = []
         for name, at, way in _ways(mount, guards):
             folder = way.end is not None and _is_folder(way.end)
@@ -159,12 +183,16 @@ def _survey(guards: Sequence[Mount]) -> Iterator[_Item]:
             yield item
             if way.end is None or not folder or item.pinned or name in _NOT_LOOKED_THROUGH or way.end in roots:
                 continue
-            for path, is_link in _entries(way.end, left):
-                left -= 1
-                if is_link:
-                    within, own = os.path.split(path)
-                    at = item.at + os.fsencode(path.removeprefix(way.end)).decode("utf-8", "replace")
-                    inner.append(_Item(name, at, _walk(roots, within, own), False))
+            entries.exceeded = links.exceeded = False
+            for path, is_link in _entries(way.end, entries):
+                if not is_link or not links.take(1):
+                    continue
+                within, own = os.path.split(path)
+                at = item.at + os.fsencode(path.removeprefix(way.end)).decode("utf-8", "replace")
+                inner.append(_Item(name, at, _walk(roots, within, own), False))
+                links.left = max(0, links.left - len(inner[-1].way.links) + 1)
+            if entries.exceeded or links.exceeded:
+                inner.append(replace(item, is_unsearched=True))
         yield from inner
 
 
@@ -259,28 +287,28 @@ def _read_pointer(path: str) -> str | None:
     return os.fsdecode(first.removeprefix(b"gitdir:").strip())
 
 
-def _entries(folder: str, most: int, depth: int = _DEEPEST) -> Iterator[tuple[str, bool]]:
-    """Its entries and those of its folders, up to `most`, and whether each is a link."""
+def _entries(folder: str, budget: _Budget, depth: int = _DEEPEST) -> Iterator[tuple[str, bool]]:
+    """Its entries and those of its folders, as far as the budget allows, and whether each is a link."""
     try:
         with os.scandir(folder) as found:
-            entries = sorted((entry.path, entry.is_symlink(), entry.is_dir(follow_symlinks=False)) for entry in found)
+            listed = list(islice(found, budget.left + 1))
+            entries = sorted((entry.path, entry.is_symlink(), entry.is_dir(follow_symlinks=False)) for entry in listed)
     except OSError:
         return
+    del entries[budget.take(len(entries)) :]
     for path, is_link, is_folder in entries:
-        if most <= 0:
-            return
-        most -= 1
         yield path, is_link
-        for inner in _entries(path, most, depth - 1) if is_folder and depth > 1 else ():
-            most -= 1
-            yield inner
+        if is_folder and depth > 1 and budget.left:
+            yield from _entries(path, budget, depth - 1)
+        elif is_folder and depth > 1:
+            budget.exceeded = True
 
 
 # ── Their state ───────────────────────────────────────────────────────────────────────────────────
 
 
-def _state(item: _Item, guards: Sequence[Mount], held: Held) -> _State | None:
-    """None where nothing is there."""
+def _state(item: _Item, guards: Sequence[Mount], held: Held, budget: _Budget) -> _State | None:
+    """None where nothing is there. What could not be looked at has a state that is like no other."""
     way = item.way
     links = tuple((link, *_facts(link)) for link in way.links)
     there: tuple[object, ...] | None = None
@@ -289,7 +317,9 @@ def _state(item: _Item, guards: Sequence[Mount], held: Held) -> _State | None:
         if item.pinned or any(within(link, way.end) for link in way.links):
             there = there[:3]  # its contents are judged by themselves, or are the whole project
         else:
-            there += tuple((path, *_facts(path)) for path, _ in _entries(way.end, _MOST_ENTRIES, _DEEPEST))
+            budget.exceeded = False
+            there += tuple((path, *_facts(path)) for path, _ in _entries(way.end, budget))
+            there += (object(),) if budget.exceeded or item.is_unsearched else ()
     return (links, there) if links or there is not None else None
 
 

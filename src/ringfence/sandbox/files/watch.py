@@ -2,7 +2,8 @@
 
 The kernel reports them (inotify) for open folders, not for paths: a folder is watched by its descriptor, so that no
 link leads anywhere else. A box can make changes faster than they are read; then some are lost, and that is reported.
-Nothing is read before the caller asks: the kernel queues, and limits, what waits.
+Nothing is read before the caller asks: the kernel queues, and limits, what waits. A box decides how much there is to do
+for one change, as when it moves a large folder: that is done piece by piece, and others have their turn in between.
 """
 
 from __future__ import annotations
@@ -12,19 +13,19 @@ import ctypes
 import os
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
 from ringfence.core.errors import Refused, Unavailable
-from ringfence.sandbox.files.paths import FOLDER, PART, beneath, full_path, opened, refusal, shown
+from ringfence.sandbox.files.paths import DEEPEST, FOLDER, PART, beneath, full_path, opened, refusal, shown
 from ringfence.sandbox.files.walk import Walk
 
 MOST_FOLDERS = 1024
 """Watched by one watcher; each of them takes kernel memory."""
 MOST_TOLD = 10_000
-"""Reported of the contents that a new folder has already."""
+"""Reported of the contents that new folders have already, for each time that the kernel's queue is read."""
 
 Change = Literal["created", "modified", "removed", "renamed", "lost", "begun"]
 Parts = tuple[str, ...]
@@ -42,6 +43,10 @@ _NO_UNLINKED = 0x0400_0000
 _MASK = _MODIFY | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE | _ONLY_FOLDERS | _NO_UNLINKED
 _HEADER = struct.Struct("iIII")
 _BUFFER = 64 * 1024
+_AT_ONCE = 100
+"""So many steps are done before others have their turn: each is an event, or an entry of a new folder."""
+_LISTED_AT_ONCE = 20
+"""So many names of a folder are a step: to list one takes a fraction of what it takes to look at an entry."""
 _SECOND_HALF_SECONDS = 0.02
 """How long the second half of a rename may take; without it, the file was moved away."""
 
@@ -70,6 +75,11 @@ class Watcher:
         self._folders: dict[int, Parts] = {}
         """By the kernel's watch descriptor, relative to the folder."""
         self._changes: deque[Changed] = deque()
+        """What was found in the last steps."""
+        self._work = self._take(b"")
+        """What is left to do of the events that were read."""
+        self._left = 0
+        """How much of the contents of new folders is still reported, of these events."""
         self._moved: tuple[int, Parts, bool] | None = None
         """The first half of a rename: its cookie, the old path, and whether it is a folder."""
         self._waiter: asyncio.Future[None] | None = None
@@ -80,7 +90,8 @@ class Watcher:
             text = f"nothing can be watched: {os.strerror(ctypes.get_errno())}; stop other watchers of this user"
             raise Unavailable("watches", text)
         try:
-            self._watch(self._root, ())
+            for _ in self._watch(self._root, ()):
+                pass
         except BaseException:
             self.close()
             raise
@@ -90,6 +101,7 @@ class Watcher:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.get_loop().remove_reader(self._inotify)
             self._waiter.set_result(None)
+        self._work.close()  # and the folders that it has open
         for descriptor in (self._inotify, self._root):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -108,13 +120,23 @@ class Watcher:
         while not self._changes:
             if self._inotify < 0:
                 raise StopAsyncIteration
+            if self._goes_on():
+                await asyncio.sleep(0)
+                continue
+            if self._changes:
+                break
             try:
                 data = os.read(self._inotify, _BUFFER)
             except BlockingIOError:
                 await self._wait()
                 continue
-            self._take(data)
+            self._left = MOST_TOLD
+            self._work = self._take(data)
         return self._changes.popleft()
+
+    def _goes_on(self) -> bool:
+        """Do the next steps, and return whether there are more."""
+        return all(next(self._work, self) is None for _ in range(_AT_ONCE))
 
     async def _wait(self) -> None:
         loop = asyncio.get_running_loop()
@@ -131,7 +153,7 @@ class Watcher:
 
     # ── Events ──
 
-    def _take(self, data: bytes) -> None:
+    def _take(self, data: bytes) -> Generator[None]:
         for watch, mask, cookie, name in _events(data):
             if not (mask & _MOVED_TO and self._moved is not None and self._moved[0] == cookie):
                 self._settle()
@@ -140,9 +162,10 @@ class Watcher:
             elif mask & _IGNORED:
                 self._folders.pop(watch, None)  # the folder is gone
             elif watch in self._folders and name:
-                self._changed((*self._folders[watch], name), mask, cookie)
+                yield from self._changed((*self._folders[watch], name), mask, cookie)
+            yield
 
-    def _changed(self, path: Parts, mask: int, cookie: int) -> None:
+    def _changed(self, path: Parts, mask: int, cookie: int) -> Iterator[None]:
         is_folder = bool(mask & _ISDIR)
         if self._moved is not None:
             source = self._moved[1]
@@ -157,14 +180,14 @@ class Watcher:
         if mask & _MOVED_FROM:
             self._moved = (cookie, path, is_folder)
         elif mask & (_CREATE | _MOVED_TO):
-            self._came(path, is_folder)
+            yield from self._came(path, is_folder)
         else:
             self._tell("removed" if mask & _DELETE else "modified", path)
 
-    def _came(self, path: Parts, is_folder: bool) -> None:
+    def _came(self, path: Parts, is_folder: bool) -> Iterator[None]:
         self._tell("created", path)
         if is_folder and self._recursive and not _ours(path):
-            self._follow(path)
+            yield from self._follow(path)
 
     def _settle(self) -> None:
         """The second half of a rename did not come."""
@@ -187,9 +210,9 @@ class Watcher:
 
     # ── Folders ──
 
-    def _watch(self, folder: int, path: Parts) -> None:
+    def _watch(self, folder: int, path: Parts) -> Iterator[None]:
         """Watch an open folder, and those in it. Raises Refused and Unavailable where there are too many."""
-        if len(self._folders) >= MOST_FOLDERS:
+        if len(self._folders) >= MOST_FOLDERS or len(path) > DEEPEST:
             raise refusal(
                 "too_many", f"there are more than {MOST_FOLDERS} folders to watch; name one below, or watch it alone"
             )
@@ -201,20 +224,27 @@ class Watcher:
         self._folders[watch] = path
         if not self._recursive:
             return
+        names: list[str] = []
         with os.scandir(folder) as entries:
-            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+            for number, entry in enumerate(entries, 1):
+                if entry.is_dir(follow_symlinks=False) and not _ours((entry.name,)):
+                    names.append(entry.name)
+                if number % _LISTED_AT_ONCE == 0:
+                    yield
+        yield
         for name in names:
-            if not _ours((name,)):
-                with suppress(OSError), opened(name, FOLDER, folder) as below:  # gone, or no longer a folder, or closed
-                    self._watch(below, (*path, name))
+            with suppress(OSError), opened(name, FOLDER, folder) as below:  # gone, or no longer a folder, or closed
+                yield from self._watch(below, (*path, name))
 
-    def _follow(self, path: Parts) -> None:
+    def _follow(self, path: Parts) -> Iterator[None]:
         """Watch a new folder, and report what was created in it before that."""
         try:
             with beneath(self._root, path, FOLDER) as folder:
-                self._watch(folder, path)
-                for found in Walk(most=MOST_TOLD, lenient=True).through(folder):
+                yield from self._watch(folder, path)
+                for found in Walk(most=self._left, lenient=True).through(folder):
+                    self._left -= 1
                     self._tell("created", (*path, *found.parts))
+                    yield
         except OSError:
             return
         except (Refused, Unavailable):
