@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from ringfence import config
-from ringfence.config.folders import declared, real_path, touches_credentials
+from ringfence.config.folders import declared, kept_apart, real_path, touches_credentials
 from ringfence.core.box import Mount
 from ringfence.core.errors import ConfigError
 
@@ -132,6 +133,34 @@ def test_a_read_only_mount_that_shows_the_state_needs_a_reason(conf: Path, state
     seen = "../work" if "work" in state else "../state"
     with pytest.raises(ConfigError, match="holds Ringfence's own state"):
         found(conf, box(seen, "ro").replace(", unsafe: to see that it is found", ""), state)
+
+
+@pytest.mark.parametrize("mode", ["ro", "rw"])
+@pytest.mark.parametrize(
+    ("named", "what"),
+    [
+        ("secrets: {tok: {from: file, path: ../work/tok.txt, env: TOK}}", "secret 'tok'"),
+        ("vault: {address: 'https://vault.example/', token_file: ../work/tok.txt}", "the token of the vault"),
+    ],
+)
+def test_a_mount_that_shows_a_file_named_as_a_secret_needs_a_reason(
+    conf: Path, mode: str, named: str, what: str
+) -> None:
+    mounted = f"{box('../work', mode)}\n{named}"
+    with pytest.raises(ConfigError, match=f"holds {what}"):
+        found(conf, mounted.replace(", unsafe: to see that it is found", ""))
+    assert found(conf, mounted) == []
+
+
+def test_what_is_kept_apart_from_boxes_is_named_where_it_is_and_where_it_leads(conf: Path) -> None:
+    (conf / "real").mkdir()
+    (conf / "tok.txt").symlink_to("real/tok")
+    text = "secrets: {tok: {from: file, path: ./tok.txt, env: TOK}, other: {from: env, name: X, env: X}}\n"
+    text += "vault: {address: 'https://vault.example/', token_file: ./vault}\n"
+    (conf / "ringfence.yaml").write_text(f"gateway: {{state: ./state, listen: 'unix:./gw.sock'}}\n{text}")
+    names = ("state", "real/tok", "vault", "gw.sock", "tok.txt")
+    kept = kept_apart(config.load(conf / "ringfence.yaml"))
+    assert sorted(kept) == sorted(f"{os.path.realpath(conf)}/{name}" for name in names)
 
 
 @pytest.mark.parametrize(

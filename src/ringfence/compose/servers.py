@@ -20,7 +20,7 @@ import anyio
 from ringfence.compose.backends import make_backend
 from ringfence.compose.runs import UNATTENDED, provision
 from ringfence.config import paths
-from ringfence.config.folders import touches_credentials
+from ringfence.config.folders import kept_apart, touches_credentials
 from ringfence.config.settings import Config, SandboxSettings
 from ringfence.core.box import BoxReport, Limits, Mount, within
 from ringfence.core.errors import OutcomeUnknown, Refused, Unavailable
@@ -53,7 +53,7 @@ def access(settings: Config, executor: Executor | str, router: Callable[[], Rout
         boxes = Unavailable("no_backend", executor)
     else:
         try:
-            own = (os.path.realpath(settings.gateway.state),)
+            own = kept_apart(settings)
             boxes = _launcher(executor, settings.servers, router, keeper=executor.keeper, apart=own)
         except Unavailable as exc:
             boxes = Unavailable(exc.reason_code, exc.message)

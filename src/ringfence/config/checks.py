@@ -523,8 +523,15 @@ def mount(draft: Draft, shape: schema.MountEntry) -> Mount:
         if each.mode == "rw" and each is not shape
     ]
     state = draft.gateway.shape.state
-    # Of one that may be written, `overlaps` says more.
-    own = None if state is None or "://" in state or shape.mode == "rw" else resolve(state, draft.base)
+    own: dict[Path, str] = {}
+    # Of a mount that may be written, `overlaps` says more.
+    if state is not None and "://" not in state and shape.mode != "rw":
+        own[resolve(state, draft.base)] = "Ringfence's own state"
+    for secret in draft.secrets.values():
+        if secret.shape.source == "file" and secret.shape.path is not None:
+            own[resolve(secret.shape.path, draft.base)] = f"secret {secret.where[-1]!r}"
+    if draft.vault.shape.token_file is not None:
+        own[resolve(draft.vault.shape.token_file, draft.base)] = "the token of the vault"
     return declared(Mount(shape.host, shape.at, shape.mode, shape.unsafe or ""), draft.base, written, own)
 
 

@@ -7,9 +7,10 @@ the same configuration lets a box write to is refused: the box may have put it t
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ringfence.config import paths
@@ -74,11 +75,13 @@ _SYSTEM = {
 _HOMES = ("/home", "/Users")
 
 
-def declared(mount: Mount, base: Path, writable: Sequence[str] = (), state: Path | None = None) -> Mount:
-    """The mount with the real path of its folder. `state`: the folder that `gateway.state` names. Raises ValueError if
-    the folder may not be mounted."""
+def declared(
+    mount: Mount, base: Path, writable: Sequence[str] = (), own: Mapping[Path, str] = MappingProxyType({})
+) -> Mount:
+    """The mount with the real path of its folder. `own`: what the configuration itself keeps where. Raises ValueError
+    if the folder may not be mounted."""
     host = real_path(str(paths.resolve(mount.host, base)), writable)
-    why = touches_credentials(host, state)
+    why = touches_credentials(host, own)
     if why is not None and not mount.unsafe:
         raise ValueError(f"{host} holds {why}; mount a folder without it, or say why it is right: unsafe: REASON")
     return replace(mount, host=host)
@@ -112,18 +115,18 @@ def real_path(path: str, writable: Iterable[str] = ()) -> str:
     return found or "/"
 
 
-def touches_credentials(path: str, state: Path | None = None) -> str | None:
+def touches_credentials(path: str, own: Mapping[Path, str] = MappingProxyType({})) -> str | None:
     """What would be handed over with this folder or file, by lying at it, in it or around it; None: nothing known.
-    `state`: where the state lies, if that is not its usual place."""
+    `own`: what else is known to lie somewhere, and where."""
     homes = _homes()
     if any(within(home, path) for home in (*homes, *_HOMES)):
         return "a home folder, and with it all credentials there"
     places = {f"{home}/{name}": what for home in homes for name, what in _IN_A_HOME.items()}
     places |= {str(paths.state_folder()): "Ringfence's own state", str(paths.key_folder()): "Ringfence's own keys"}
-    if state is not None:
-        own = os.path.realpath(state)
-        if within(path, own) or within(own, path):  # also where it is not there yet
-            return "Ringfence's own state"
+    for kept, what in own.items():
+        real = os.path.realpath(kept)
+        if within(path, real) or within(real, path):  # also where it is not there yet
+            return what
     for place, what in (places | _SYSTEM).items():
         if within(path, place) or (within(place, path) and os.path.lexists(place)):
             return what
@@ -139,6 +142,20 @@ def _homes() -> list[str]:
         except OSError:
             continue
     return homes
+
+
+def kept_apart(config: Config) -> tuple[str, ...]:
+    """What no box is shown because a program lies beside it: the state, the files that the configuration names as
+    secrets, and the socket of the gateway; each where it is named, and where that leads."""
+    files = [str(each.options["path"]) for each in config.secrets.values() if each.source == "file"]
+    if config.vault is not None and config.vault.token_file is not None:
+        files.append(str(config.vault.token_file))
+    if config.gateway.socket is not None:
+        files.append(str(config.gateway.socket))
+    # The folder of a name counts where it really is; the name itself may be a link, which is apart as well.
+    named = [f"{os.path.realpath(os.path.dirname(each))}/{os.path.basename(each)}" for each in files]
+    real = [os.path.realpath(each) for each in (str(config.gateway.state), *files)]
+    return tuple(dict.fromkeys((*real, *named)))
 
 
 # ── Governing files in folders that a box may write ───────────────────────────────────────────────

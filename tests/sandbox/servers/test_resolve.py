@@ -183,6 +183,17 @@ def test_our_own_state_beside_a_script_is_not_shown_and_the_rest_is(tmp_path: Pa
     assert seen.cwd == str(tmp_path), "paths that are relative to its folder lead where they did"
 
 
+@pytest.mark.parametrize("there", [True, False], ids=["there", "not yet there"])
+def test_a_file_of_ours_beside_a_script_is_not_shown_and_the_rest_is(tmp_path: Path, there: bool) -> None:
+    script = program(tmp_path / "server.py", "")
+    (tmp_path / "lib").mkdir()
+    if there:
+        (tmp_path / "tok.txt").write_text("s3cr3t")
+    seen = found("python3", script, cwd=tmp_path, apart=tmp_path / "tok.txt")
+    assert not seen.sees(str(tmp_path / "tok.txt"))
+    assert seen.sees(str(tmp_path / "lib")) and seen.sees(str(script))
+
+
 def test_a_script_in_our_own_state_is_shown_alone(tmp_path: Path) -> None:
     script = program(tmp_path / "state" / "server.py", "")
     seen = found("python3", script, cwd=tmp_path, apart=tmp_path / "state")

@@ -55,7 +55,7 @@ class LaunchSettings:
     places: tuple[str, ...] = ()
     """What servers may reach besides their networks, as HOST[:PORT]."""
     apart: tuple[str, ...] = ()
-    """Folders of ours that no box sees: what lies around them is shown without them."""
+    """Folders and files of ours that no box sees: what lies around them is shown without them."""
 
 
 @dataclass(slots=True)

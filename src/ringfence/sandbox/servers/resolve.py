@@ -61,7 +61,7 @@ class Hidden:
     private: Callable[[str], str | None]
     """Says what credentials a folder holds: such a folder is not shown at all."""
     apart: tuple[str, ...] = ()
-    """Folders of ours, by their real paths: what lies around one is shown without it."""
+    """Folders and files of ours, by their real paths: what lies around one is shown without it."""
 
 
 def resolve(
