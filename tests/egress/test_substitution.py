@@ -125,3 +125,25 @@ async def test_answers_pass_through_it_whatever_their_framing(framing: str) -> N
         answer = await inside.say(line.encode())
     assert answer.startswith(b"HTTP/1.1 200 OK\r\n") and b"Transfer-Encoding: chunked" in answer
     assert VALUE.encode() not in answer and b"[redacted]" in answer and answer.endswith(b"0\r\n\r\n")
+
+
+async def test_nothing_tells_how_long_the_secret_is_that_was_in_an_answer() -> None:
+    async def seen(value: str) -> tuple[bytes, int]:
+        body = f"before {value} after".encode()
+        head = b"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-%d/%d\r\nContent-Length: %d\r\n\r\n"
+        known = (Secret("horse", value),)
+        redactor = TenantRedactor(lambda: known, shaped=False)
+
+        async def broker(_: OutboundRequest) -> Substitution:
+            return Substitution(clean=redactor.stream)
+
+        rule = NetworkRule("open", ("api.example",), addresses=LOOPBACK)
+        playing = Server(head % (len(body) - 1, len(body), len(body)) + body)
+        async with answering(playing) as server, box([rule], LOCAL, substitute=broker) as inside:
+            line = f"GET http://api.example:{server.port}/ HTTP/1.1\r\nHost: api.example:{server.port}\r\n\r\n"
+            answer = await inside.say(line.encode())
+        return answer, inside.facts[0]["bytes_in"]
+
+    short = await seen(VALUE)
+    assert short == await seen(VALUE * 5)
+    assert b"before [redacted] after" in short[0]

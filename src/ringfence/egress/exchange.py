@@ -265,7 +265,7 @@ class ProxyExchange:
         kept = whole = False
         try:
             await self._context.gate.passed()
-            sending.meter.outward(len(sending.head), sending.entry)
+            sending.meter.outward(len(sending.head), sending.entry, sum(map(len, sending.given.put.values())))
             with contextlib.suppress(Closed):
                 await outside.send(sending.head)
             if request.framing != NO_BODY:
@@ -386,16 +386,18 @@ class ProxyExchange:
         if clean is not None:
             answer = cleaned_head(answer, clean)
         framing = answer.framing
-        head = http1.write_response(answer, sending.request.method, sending.request.close)
-        sending.meter.inward(len(head), sending.entry)
-        waiting = head
-        incoming = _incoming(outside, framing, sending)
+        entry = sending.entry
+        incoming = _incoming(outside, framing, sending.meter, entry if clean is None else None)
         if clean is not None and framing != NO_BODY:
-            # What is removed from it changes its length.
-            head = http1.write_response(replace(answer, framing=CHUNKED), sending.request.method, sending.request.close)
-            waiting, framing, incoming = head, CHUNKED, cleaned(incoming, clean())
+            # What is removed from it changes its length, and no record tells what that was.
+            framing, incoming = CHUNKED, cleaned(incoming, clean())
+            answer = replace(answer, framing=framing)
+        waiting = http1.write_response(answer, sending.request.method, sending.request.close)
+        sending.meter.inward(len(waiting), entry)
         async with contextlib.aclosing(incoming):
             async for piece in incoming:
+                if clean is not None:
+                    entry.bytes_in += len(piece)
                 self._answering = True
                 await self._wire.send(waiting + frame(piece, framing))
                 waiting = b""
@@ -405,10 +407,12 @@ class ProxyExchange:
             await self._wire.send(waiting)
 
 
-async def _incoming(outside: OutsideWire, framing: Framing, sending: _Sending) -> AsyncGenerator[bytes]:
+async def _incoming(
+    outside: OutsideWire, framing: Framing, meter: RuleMeter, entry: LedgerEntry | None
+) -> AsyncGenerator[bytes]:
     try:
         async for piece in read_body(outside, framing, extensions=True):
-            sending.meter.inward(len(piece), sending.entry)
+            meter.inward(len(piece), entry)
             yield piece
     except Malformed as error:
         raise Failed("bad_response", error.reason) from error

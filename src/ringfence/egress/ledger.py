@@ -215,17 +215,20 @@ class RuleMeter:
                 raise Forbidden(rule.name, "rate")
             self._tokens -= 1
 
-    def outward(self, size: int, entry: LedgerEntry) -> None:
-        """Count bytes before they are sent. Raises Forbidden: not one byte goes over the budget."""
+    def outward(self, size: int, entry: LedgerEntry, untold: int = 0) -> None:
+        """Count bytes before they are sent. Raises Forbidden: not one byte goes over the budget. `untold` of them are
+        a secret's, and in no record: its length is nobody's business."""
         most = self._rule.max_bytes_out
         if most is not None and self._out + size > most:
             raise Forbidden(self._rule.name, "max_bytes_out")
         self._out += size
-        entry.bytes_out += size
+        entry.bytes_out += size - untold
 
-    def inward(self, size: int, entry: LedgerEntry) -> None:
-        """Count bytes after they came, before the box gets them. Raises Forbidden."""
+    def inward(self, size: int, entry: LedgerEntry | None) -> None:
+        """Count bytes after they came, before the box gets them. Raises Forbidden. Without an entry they are on record
+        when it gets them, for fewer may be left then."""
         self._in += size
-        entry.bytes_in += size
+        if entry is not None:
+            entry.bytes_in += size
         if self._rule.max_bytes_in is not None and self._in > self._rule.max_bytes_in:
             raise Forbidden(self._rule.name, "max_bytes_in")

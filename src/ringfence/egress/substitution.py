@@ -83,9 +83,10 @@ def cleaned_head(answer: HttpResponse, clean: Callable[[], Cleaner]) -> HttpResp
         # The request asked for plain text; what is compressed cannot be searched.
         raise Failed("encoded_answer", "an answer that may hold a secret came compressed")
     headers = tuple((name, _cleaned(value, clean)) for name, value in answer.headers if not _holds(name, clean))
-    if answer.framing == NO_BODY:
-        # Of a body that does not come: how long it would be tells how long a secret in it is.
-        headers = tuple((name, value) for name, value in headers if name.lower() not in _LENGTHS)
+    # How long a body is, or would be that does not come, tells how long a secret in it is. The length of one that comes
+    # is written anew.
+    untold = _LENGTHS if answer.framing == NO_BODY else {"content-range"}
+    headers = tuple((name, value) for name, value in headers if name.lower() not in untold)
     return replace(answer, headers=headers, phrase=_cleaned(answer.phrase, clean))
 
 
