@@ -75,7 +75,7 @@ class Snapshots:
         """Store a workspace as it is. What a running program changes meanwhile may be in it or not: pause the box."""
         if name is not None and not _NAME.fullmatch(name):
             text = "letters, digits, '.', '_' and '-', 64 at most, and not 'snap-' first"
-            raise refusal("bad_name", f"{name[:80]!r} cannot be the name of a snapshot; use {text}")
+            raise refusal("bad_name", f"{quoted(name, 80)} cannot be the name of a snapshot; use {text}")
         folder, store = self._of(owner)
         with storing("the snapshot"), store.using():
             if len(self._ids(folder)) >= self._max_count:
