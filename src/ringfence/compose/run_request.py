@@ -11,7 +11,6 @@ from ringfence.core.box import Input, Layout, Mount
 from ringfence.core.errors import Unavailable
 from ringfence.core.model import Json
 from ringfence.core.record import plain
-from ringfence.sandbox.files.inputs import open_input
 from ringfence.sandbox.tools.run import EXECUTE_PYTHON, RUN_SHELL
 
 
@@ -81,6 +80,8 @@ def named(given: Input) -> Json:
     """How arguments name a file that goes beside them. Raises Unavailable."""
     if isinstance(given.source, bytes):
         return {"name": given.name, **_digest(given.source)}
+    from ringfence.sandbox.files.inputs import open_input  # noqa: PLC0415 - for Linux alone
+
     try:
         with open(open_input(given.source, links=given.links), "rb") as file:
             found = hashlib.file_digest(file, "sha256")

@@ -137,7 +137,7 @@ def test_a_folder_swapped_for_a_link_never_leads_out(root: int, way: str, tmp_pa
                 continue
             seen.add(os.read(descriptor, 10))
             os.close(descriptor)
-    assert seen == {b"", b"inside"}
+    assert seen and seen <= {b"", b"inside"}
 
 
 def test_missing_folders_are_made(root: int, tmp_path: Path) -> None:
