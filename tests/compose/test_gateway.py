@@ -237,7 +237,7 @@ async def test_a_definition_that_holds_a_known_secret_is_not_kept(tmp_path: Path
         bodies: list[Any] = [{"name": f"leak-{value}"}, {"name": "said", "title": value}, shape]
         given = [Definition("hostile", b["name"], canonical.definition_digest(b), b, "prompt") for b in bodies]
         await app.learn("hostile", given)
-        assert [d.name for d in app.store.reader().pins("hostile") if d.kind == "prompt"] == ["fine"], "a shape is none"
+        assert [name for kind, name in app._live["hostile"] if kind == "prompt"] == ["fine"], "a shape is none"
     assert not any(value.encode() in file.read_bytes() for file in (tmp_path / "state").rglob("*") if file.is_file())
 
 

@@ -162,7 +162,7 @@ DEFENCES = {
     "where links lead": Defence(only_pointers, ("F50", "F52")),
     "links in what is held": Defence(instead(guarded, "_entries", lambda *_: ()), ("F50",)),
     "where a file leads": Defence(instead(guarded, "_read_pointer", lambda path: None), ("F53",)),
-    "what is planted is told": Defence(instead(guarded, "planted", lambda *_: ()), ("F54",)),
+    "what is planted is told": Defence(instead(guarded, "planted_since", lambda *_: ()), ("F54",)),
     "so is a link that was replaced": Defence(instead(guarded, "_facts", lambda path: ()), ("F54",)),
 }
 LAYERS = {
@@ -242,7 +242,8 @@ SAID_OTHERWISE = {
 """Why a file is left out that could not be taken anyway."""
 NOT_OF_A_BOX = {
     "names": "says what is held, and `holds` goes by it",
-    "look": "the first half of `planted`",
+    "look": "the first half of `planted_since`",
+    "planted": "compares what two looks saw, for `planted_since` and for sessions",
     "is_itself": "what an operator may mount, judged before there is a box",
 }
 
@@ -267,4 +268,4 @@ def test_every_reason_to_leave_a_file_out_has_teeth_or_says_why_not() -> None:
 def test_whatever_looks_after_folders_of_the_host_has_teeth_or_says_why_not() -> None:
     asked = {name for name, value in vars(guarded).items() if inspect.isfunction(value) and name[0] != "_"}
     ours = {name for name in asked if getattr(guarded, name).__module__ == guarded.__name__}
-    assert ours == {"holds", "planted", *NOT_OF_A_BOX}
+    assert ours == {"holds", "planted_since", *NOT_OF_A_BOX}

@@ -196,7 +196,7 @@ def longest(headers: Headers) -> Framing:
     return Framing("length", lengths[0]) if lengths and lengths[0] else NO_BODY
 
 
-def counted(self: RuleMeter, size: int, entry: LedgerEntry) -> None:
+def counted(self: RuleMeter, size: int, entry: LedgerEntry, hidden: int = 0) -> None:
     """And no more."""
 
 

@@ -70,6 +70,8 @@ capabilities:
   asker_given: {server: asker, tool: given, mode: read}
   asker_fetch: {server: asker, tool: fetch, mode: read, network: api, secrets: [outside]}
   other_given: {server: other, tool: given, mode: read}
+  holder_told: {server: holder, tool: told, mode: read}
+  other_told: {server: other, tool: told, mode: read}
   other_needs: {server: other, tool: given, mode: read, secrets: outside}
 policy: {preset: permissive}
 """
@@ -103,8 +105,8 @@ async def test_a_value_is_in_the_environment_of_its_own_server_alone(
         for tool in ("asker_given", "other_given"):
             assert (await call(app, tool, name="GIVEN_TOKEN")).text == "nothing"
         assert inside not in json.dumps(outcome.facts)
-        told = {tool["name"]: tool["description"] for tool in app.front.listing.tools() if "given" in tool["name"]}
-        assert told["holder_given"] == "with [redacted]" and told["other_given"] == "with nothing"
+        told = {tool["name"]: tool["description"] for tool in app.front.listing.tools()}
+        assert told["other_told"] == "with nothing" and "holder_told" not in told, "a definition that says it is none"
 
 
 async def test_a_server_uses_a_token_that_it_never_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,7 @@ from ringfence.governance.policy import joined
 from ringfence.governance.rulebook import Rulebook, completion_problem, implicit_contract, is_listed, settled
 from ringfence.sandbox.tools.resources import normal_address
 from ringfence.sandbox.tools.results import explain
-from ringfence.sandbox.tools.toolkit import SERVER, carried_code
+from ringfence.sandbox.tools.toolkit import KIT, SERVER, carried_code
 from ringfence.store import Approval, Store, Transaction, Unproven
 
 log = logging.getLogger("ringfence.pipeline")
@@ -290,7 +290,9 @@ class Pipeline:
             asks = rules.approvals.asked_by(each, partial(variables, call, each, rules.environment))
             state.decision = joined(state.decision, decision, each.name, asks)
             _require_allowed(state.decision)
-            self._dispatcher.check(replace(call, arguments={"session": ""}), each, decision)  # it would be in one
+            # It would be in a session, with the code in whichever way the program takes it.
+            inside = {"session": "", **dict.fromkeys(KIT[tool].one_of[:1], "")}
+            self._dispatcher.check(replace(call, arguments=inside), each, decision)
 
     # ── 5 once ────────────────────────────────────────────────────────────────────────────────────
 
