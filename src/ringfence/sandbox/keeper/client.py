@@ -13,7 +13,7 @@ import itertools
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -25,7 +25,15 @@ from ringfence.core.model import Json, Status
 from ringfence.core.sessions import OnShown, StepReport, Tell, discard_output, discard_value
 from ringfence.sandbox.keeper.codec import Attachments, CodecError, unpack
 from ringfence.sandbox.keeper.process import KeeperLaunch, reachable, start_if_absent
-from ringfence.sandbox.keeper.protocol import PROTOCOL, VALUE, VERBS, IsolationReceived, Verb, error_from_json
+from ringfence.sandbox.keeper.protocol import (
+    MOST_AT_ONCE,
+    PROTOCOL,
+    VALUE,
+    VERBS,
+    IsolationReceived,
+    Verb,
+    error_from_json,
+)
 from ringfence.sandbox.keeper.wire import (
     BYTES,
     STDERR,
@@ -55,6 +63,7 @@ class KeeperClient(SessionService):
         self._request_timeout = request_timeout
         self._connection: KeeperConnection | None = None
         self._opening = asyncio.Lock()
+        self._turns = asyncio.Semaphore(MOST_AT_ONCE)
 
     @classmethod
     def lazy(cls, launch: KeeperLaunch, *, request_timeout: float | None = None) -> Self:
@@ -115,6 +124,14 @@ class KeeperClient(SessionService):
         return await self._ask_once(verb, given)  # of the next keeper
 
     async def _ask_once(self, verb: Verb, given: dict[str, Any]) -> Any:
+        async with self._turn(verb):
+            return await self._answered(verb, given)
+
+    def _turn(self, verb: Verb) -> AbstractAsyncContextManager[None]:
+        """First come, first served. Waiting for a turn does not count against `request_timeout`."""
+        return self._turns if verb.takes_turns else nullcontext()
+
+    async def _answered(self, verb: Verb, given: dict[str, Any]) -> Any:
         connection, request = await self._begin(verb, given)
         clock: asyncio.Timeout | None = None
         try:
@@ -131,14 +148,15 @@ class KeeperClient(SessionService):
             raise
 
     async def _stream(self, verb: Verb, given: dict[str, Any]) -> AsyncIterator[Any]:
-        connection, request = await self._begin(verb, given)
-        assert request.incoming is not None
-        try:
-            async for item in request.incoming:
-                yield item
-            await request.answer
-        finally:
-            await connection.drop(request)
+        async with self._turn(verb):
+            connection, request = await self._begin(verb, given)
+            assert request.incoming is not None
+            try:
+                async for item in request.incoming:
+                    yield item
+                await request.answer
+            finally:
+                await connection.drop(request)
 
     async def _begin(self, verb: Verb, given: dict[str, Any]) -> tuple[KeeperConnection, PendingRequest]:
         connection = await self._connected()

@@ -38,6 +38,14 @@ _SAFE_TO_LOSE = {
     *("read", "entries", "stat", "pack", "watch", "snapshots", "volumes"),
     *("substitution_requests", "use_broker", "answer_substitution"),  # they change nothing that outlives a keeper
 }
+MOST_AT_ONCE = 128
+"""Requests of one client that work at the same time; its others wait in line, at the client."""
+_OUT_OF_LINE = {
+    *("info", "list", "past", "state_of", "processes", "logs"),
+    *("pause", "resume", "end", "extend", "interrupt", "signal", "send", "resize"),  # what ends the work of others
+    *("follow", "wait", "watch"),  # may last for ever, and cost nothing meanwhile
+    *("substitution_requests", "use_broker", "answer_substitution"),  # others that work wait for these
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +78,11 @@ class Verb:
     def can_be_repeated(self) -> bool:
         """Whether the caller sees nothing of the answer before it is complete."""
         return self.only_reads and self.tell is None
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether it waits in line while many others of its client work."""
+        return self.name not in _OUT_OF_LINE
 
     def pack_arguments(self, given: Mapping[str, Any], attachments: Attachments) -> Json:
         return {name: pack(kind, given[name], attachments) for name, kind in self.sends.items() if name in given}

@@ -30,8 +30,9 @@ from ringfence.sandbox.sessions.service import SessionService
 log = logging.getLogger("ringfence.keeper")
 
 MOST_CLIENTS = 256
-MOST_REQUESTS = 128
-"""Of one client at a time."""
+MOST_REQUESTS = 1024
+"""Of one client at a time. Our own client sends at most `MOST_AT_ONCE` of those that work; most of the others wait for
+something, which costs little."""
 _HELLO_SECONDS = 10.0
 _GRACE_SECONDS = 5.0
 _LOOK_SECONDS = 1.0
