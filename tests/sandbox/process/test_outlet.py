@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
 from socket import socket
@@ -416,6 +417,22 @@ async def test_beside_a_background_command_a_step_leaves_something_and_the_next_
     assert after.left and after.late is not None and after.late["network"]["allowed"][0]["count"] == 1
     command.signal(9)
     assert requests(await command.over()) == 1
+
+
+async def test_what_goes_on_in_a_pause_sends_nothing_before_it_is_resumed(staying: Staying) -> None:
+    thread = "import threading, os, time\ndef later():\n    while not os.path.exists('go'): time.sleep(0.01)\n"
+    await staying.cell(f"{thread}    post(PORT, 'late')\nthreading.Thread(target=later, daemon=True).start()")
+    staying.box.pause()
+    group = staying.box.box.group
+    if group is not None and group.frozen() is not None:
+        group.thaw()  # as a program that has itself continued where there is no freezer
+    else:
+        staying.box._signal_everything(signal.SIGCONT)
+    Workspace(staying.box.workspace, staying.box.host_id).write("go", b"")
+    await staying.something_waits()
+    assert staying.outside.requests == []
+    staying.box.resume()
+    await tooling.until(lambda: staying.outside.requests)
 
 
 async def test_what_set_up_code_of_another_interpreter_lets_out_is_told_by_the_next_step(staying: Staying) -> None:

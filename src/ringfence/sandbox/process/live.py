@@ -77,6 +77,8 @@ class LiveBox:
         """Its way to the network, where it has one."""
         self.paused = False
         self._pause_watch: asyncio.TimerHandle | None = None
+        self._may_send_again = False
+        """Whether its route out is to be opened when it is resumed."""
         self.outputs = OutputFiles(box.descriptors["workspace"], box.limits.disk_bytes, self._maps_files)
         self.late_output = LateOutput(box.hub)
         self._zygote = zygote
@@ -222,7 +224,9 @@ class LiveBox:
         step.network_before = now
         if self._network_told is not None and now != self._network_told:
             step.late.network = difference(self._network_told, now)
-        if step.may_send:
+        if step.may_send and self.paused:
+            self._may_send_again = True
+        elif step.may_send:
             self.outlet.go_on()
 
     def _charge_late(self, step: Step) -> None:
@@ -402,6 +406,9 @@ class LiveBox:
         if self.paused:
             return
         self.paused = True
+        if self.outlet is not None:  # what is continued without us, or lies in the kernel, is not to be sent either
+            self._may_send_again = not self.outlet.held
+            self.outlet.hold()
         for step in self._steps:
             step.clock.stop()
         group = self.box.group
@@ -444,6 +451,8 @@ class LiveBox:
             group.thaw()
         else:
             self._signal_everything(signal.SIGCONT)
+        if self.outlet is not None and self._may_send_again:
+            self.outlet.go_on()
         for step in self._steps:
             step.clock.go_on()
 
@@ -465,6 +474,7 @@ class LiveBox:
         """End it and everything in it. Raises Unavailable where a part of it could not be removed."""
         for step in list(self._steps):
             step.stop("cancelled", None)
+        self._may_send_again = False
         self.resume()
         self.box.kill()
         if self._removal is not None:
