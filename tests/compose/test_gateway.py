@@ -577,3 +577,18 @@ async def test_boxes_that_turn_out_not_to_work_are_no_longer_offered(
         assert len(app.front.listing.tools()) == 2
         assert "the kernel says no" in (await call(app, "run_shell", command="ls")).message
     assert made.backend.closed
+
+
+async def test_a_server_tells_of_changes_of_its_own_resources_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[dict[str, Any]] = []
+
+    async def tell(principal: object, method: str, params: dict[str, Any]) -> None:
+        told.append(params)
+
+    async with opened(tmp_path, pins="first_use, resources: ['memo://desk/*']") as app:
+        monkeypatch.setattr(app, "_tell", tell)
+        for uri in ("memo://desk/1", "memo://other/1", 7):
+            await app._on_event("hostile", app.agent, "notifications/resources/updated", {"uri": uri})
+    assert told == [{"uri": "memo://desk/1"}]

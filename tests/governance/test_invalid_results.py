@@ -105,7 +105,17 @@ async def test_keys_of_ours_in_what_a_server_tells_meanwhile_are_dropped(tmp_pat
 
     async with governed(tmp_path, replies=[telling]) as way:
         assert (await way.call()).ok
-        assert way.client.told == [("notifications/message", {"data": "x", "_meta": {}})]
+        assert way.client.told == [("notifications/message", {"data": "x", "_meta": {}, "logger": "desk"})]
+
+
+async def test_log_lines_of_a_server_begin_with_its_name(tmp_path: Path) -> None:
+    async def telling(request: Any) -> Json:
+        await request.channel.notify("notifications/message", {"data": "x", "logger": "other"})
+        return OK
+
+    async with governed(tmp_path, replies=[telling]) as way:
+        assert (await way.call()).ok
+        assert way.client.told == [("notifications/message", {"data": "x", "logger": "desk/other"})]
 
 
 @pytest.mark.parametrize(

@@ -102,10 +102,19 @@ def test_spellings_of_one_resource_are_one(uri: str) -> None:
     assert normal_uri(uri) == SAME[uri]
 
 
+@pytest.mark.parametrize(
+    "uri",
+    ["memo://in\u200bsights", "memo://insights\u2060", "memo://in%E2%80%8Bsights", "memo://in%25E2%2580%258Bsights"],
+)
+def test_a_uri_with_what_cannot_be_seen_has_no_form(uri: str) -> None:
+    assert normal_uri(uri) is None
+
+
 USUAL = [
     "doc:1", "memo://Insights", "file:///docs/public/a b.txt", "file:///docs/ü/é…", "test://template/{id}/data",
     "screen://localhost/a?b=c&d=%20#e", "postgres://db/table/schema", "file:///docs/.hidden/..x/a..b/x...",
     "urn:isbn:0451450523", "https://docs.example:8443/a//b/", "regex:\\d+", "ui://My-App/panel.html", "note://50%",
+    "memo://❤️", "file:///docs/%E2%9D%A4%EF%B8%8F.txt",
 ]  # fmt: skip
 
 

@@ -322,6 +322,18 @@ async def test_sampling_that_is_allowed_reaches_the_client(setting: Any, consent
     assert await made.request(asking(client)) == {"told": [{"role": "assistant"}]}
 
 
+async def test_a_server_that_samples_gets_nothing_of_the_others() -> None:
+    async def call(params: Json, exchange: Any) -> Json:
+        return await exchange.ask("sampling/createMessage", {"messages": [], "includeContext": "allServers"})
+
+    client = Client({"sampling": {"context": {}, "tools": {}}}, {"question": {"role": "assistant"}})
+    spec = ServerSpec("desk", url="http://x/", sampling="allow")
+    made, _ = await opened(far_end(tools_call=call), spec)
+    await made.request(asking(client))
+    assert client.asked[0]["question"]["params"].keys() == {"messages", "_meta"}
+    assert relayable(spec, client.capabilities) == {"sampling": {"tools": {}}}
+
+
 async def test_while_a_person_thinks_the_servers_time_stands_still() -> None:
     class Slow(Client):
         async def ask(self, questions: Mapping[str, Json]) -> Mapping[str, Json]:

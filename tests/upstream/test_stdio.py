@@ -112,6 +112,9 @@ def test_messages_of_every_kind() -> None:
     assert (failed.id, failed.error.code, failed.error.data) == ("a", -1, [1])
     assert isinstance(to_message({**head, "id": 1, "method": "ping"}), JSONRPCRequest)
     assert isinstance(to_message({**head, "method": "notifications/x", "params": {"a": 1}}), JSONRPCNotification)
+    assert isinstance(to_message({**head, "id": 1, "result": {}, "error": None}), JSONRPCResponse)
+    both = to_message({**head, "id": 1, "result": {}, "error": {"code": -1, "message": "no"}})
+    assert isinstance(both, UnusableAnswer)
     nothings: list[Any] = [
         {},
         [],

@@ -39,7 +39,7 @@ from ringfence.governance.approvals import ALWAYS, Approvals, Requirement
 from ringfence.governance.budget import Budget
 from ringfence.governance.contract import GONE, Catalog, Schemas, Standing
 from ringfence.governance.dispatch import Dispatcher, DispatchTargets
-from ringfence.governance.guard import Guard, without_forged
+from ringfence.governance.guard import Guard, signed
 from ringfence.governance.pipeline import Pipeline
 from ringfence.governance.policy import Policy
 from ringfence.governance.rulebook import Rulebook, allowed_item, implicit_contract
@@ -575,8 +575,13 @@ class App:
             contract = self.pipeline.rules.implicit.get(server)
             if contract is None:
                 return
+            uri = params.get("uri")
+            if method == "notifications/resources/updated" and not (
+                isinstance(uri, str) and allowed_item(self.config.servers[server], "resource", uri)
+            ):
+                return  # no one can have asked this server for it
             try:
-                shown = await self._guard.said(contract, without_forged(params)[0])
+                shown = await self._guard.said(contract, signed(method, params, server))
             except Refused as exc:
                 log.warning("server %s: its %s is not passed on: %s", server, method, exc)
                 return

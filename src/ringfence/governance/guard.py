@@ -598,8 +598,18 @@ class GuardedChannel:
         if method not in SAID_IN_CALLS:
             return
         try:
-            clean = await self._guard.said(self._contract, without_forged(params)[0])
+            clean = await self._guard.said(self._contract, signed(method, params, self._contract.server))
         except Refused as exc:
             log.warning("a server's %s is not passed on: %s", method, exc.message)
             return
         await self._channel.notify(method, clean)
+
+
+def signed(method: str, params: Json, server: str | None) -> Json:
+    """What a server says unasked, without what only we may say. Its log lines begin with its name: a client that hears
+    several servers through us knows them apart by it."""
+    params = without_forged(params)[0]
+    if method != "notifications/message" or server is None:
+        return params
+    logger = params.get("logger")
+    return {**params, "logger": f"{server}/{logger}" if isinstance(logger, str) and logger else server}

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from urllib.parse import quote, unquote
 
-from ringfence.core.invisible import folded
+from ringfence.core.invisible import folded, without_hidden
 
 _LONGEST = 8192
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):(.*)", re.DOTALL)
@@ -36,13 +36,13 @@ def normal_uri(uri: str) -> str | None:
     """The URI in the form in which it is compared and sent; None where two readers could take it for different ones.
 
     Scheme, percent-encoding, and of schemes like those of the web the host and the slashes, are written in one way.
-    Whatever steps out of a path, however it is spelled, has no such form, and neither has a control character: readers
-    drop it, or end there.
+    Whatever steps out of a path, however it is spelled, has no such form, and neither has a control character or one
+    that cannot be seen: readers drop it, or end there.
     """
     if len(uri) > _LONGEST or uri != uri.strip() or _CONTROL.search(uri) is not None:
         return None
     form = _written(uri)
-    return None if form is None or _climbs(form) or _is_read_in_two_ways(form) else form
+    return None if form is None or _evades(form) or _is_read_in_two_ways(form) else form
 
 
 def spellings(uri: str) -> tuple[str, ...]:
@@ -113,10 +113,13 @@ def _decoded(match: re.Match[str]) -> str:
     return character if character in _UNRESERVED else match[0].upper()
 
 
-def _climbs(uri: str) -> bool:
-    """Whether a path steps out of itself, in whatever way that is encoded: a pattern would not see it."""
+def _evades(uri: str) -> bool:
+    """Whether a path steps out of itself or hides something, in whatever way that is encoded: a pattern would not see
+    it."""
     for _ in range(_ROUNDS):
         if _CONTROL.search(uri) is not None or _OVERLONG.search(uri) is not None:
+            return True
+        if without_hidden(uri)[1]:
             return True
         if any(map(_is_dots, re.split(r"[/\\?#:]", folded(uri)))):
             return True

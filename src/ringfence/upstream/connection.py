@@ -340,6 +340,8 @@ class Connection:
         labelled = dict(params)
         own = {k: v for k, v in _mapping(params.get("_meta")).items() if not k.startswith("ringfence/")}
         labelled["_meta"] = {**own, "ringfence/server": self.spec.name}
+        if capability == "sampling":
+            labelled.pop("includeContext", None)  # to the client all servers are one, and each would get the others'
         if capability == "elicitation":
             labelled["message"] = f"[{self.spec.name}] {params.get('message', '')}"
         return {"method": method, "params": labelled}
@@ -430,7 +432,7 @@ class Connection:
             log.debug("server %s offers no subscriptions: %s", self.spec.name, exc.message)
 
 
-_ASPECTS = {"elicitation": ("form", "url"), "sampling": ("context", "tools"), "roots": ()}
+_ASPECTS = {"elicitation": ("form", "url"), "sampling": ("tools",), "roots": ()}
 
 
 def relayable(spec: ServerSpec, capabilities: Json) -> Json:

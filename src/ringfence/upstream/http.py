@@ -433,6 +433,8 @@ def _parse(body: bytes) -> Json:
 
 def _result(value: Json, ident: int) -> Json:
     error = value.get("error")
+    if error is not None and value.get("result") is not None:
+        raise AnswerUnusable("the server's answer is both a result and an error")
     if isinstance(error, dict) and isinstance(error.get("code"), int):
         raise RpcError(error["code"], str(error.get("message", "")), error.get("data"))
     result = value.get("result")

@@ -377,9 +377,11 @@ def to_message(value: Any) -> JSONRPCMessage | None:
         return JSONRPCRequest(jsonrpc="2.0", id=ident, method=method, params=params)
     if ident is None:
         return None
+    error = value.get("error")
+    if error is not None and value.get("result") is not None:
+        return _unusable(ident, "both a result and an error")
     if isinstance(value.get("result"), dict):
         return JSONRPCResponse.model_construct(jsonrpc="2.0", id=ident, result=value["result"])
-    error = value.get("error")
     if isinstance(error, dict) and isinstance(error.get("code"), int) and isinstance(error.get("message"), str):
         data = ErrorData(code=error["code"], message=error["message"], data=error.get("data"))
         return JSONRPCError(jsonrpc="2.0", id=ident, error=data)
