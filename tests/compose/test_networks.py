@@ -255,6 +255,35 @@ def test_a_contract_gives_its_network(outside: Outside, tmp_path: Path) -> None:
     assert answer["structured"]["stdout"] == ""
 
 
+SESSIONS = """
+gateway: {{state: ./state}}
+networks: {{near: {{allow: ["127.0.0.1:{port}"], paths: {paths}}}, far: {{allow: [example.com]}}}}
+capabilities:
+  open_session: {{transport: sandboxed_exec, mode: write, network: {network}, approval: none}}
+"""
+
+
+def test_a_session_whose_network_was_tightened_runs_nothing_more(outside: Outside, tmp_path: Path) -> None:
+    def called(tool: str, network: str = "near", paths: str = "null", **arguments: Any) -> Any:
+        text = SESSIONS.format(port=outside.server_port, network=network, paths=paths)
+        path = gateways.write(tmp_path, text)
+        words = ("call", tool, "--args", json.dumps(arguments), "--config", path, "--json")
+        return json.loads(gateways.run(*words, cwd=tmp_path).stdout)
+
+    session = called("open_session")["structured"]["session"]
+    step = {"session": session, "code": code(outside)}
+    try:
+        assert called("execute_python", **step)["structured"]["stdout"] == "hello\n"
+        for changed in ({"paths": "[/ok]"}, {"network": "far"}, {"network": "denied"}):
+            for tool, given in (("execute_python", step), ("fork_session", {"session": session, "count": 1})):
+                answer = called(tool, **changed, **given)
+                assert (answer["status"], answer["reason_code"]) == ("denied", "session_network"), changed
+        assert called("execute_python", **step)["structured"]["stdout"] == "hello\n", "the file is as it was"
+    finally:
+        assert called("close_session", network="denied", session=session)["status"] == "success"
+    assert len(outside.asked) == 2
+
+
 SERVER = """
 import json, sys, urllib.request
 SCHEMA = {"type": "object", "properties": {"url": {"type": "string"}}}

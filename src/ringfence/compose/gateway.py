@@ -340,6 +340,8 @@ class App:
         )
         if self._executor is not None:
             self._executor.router = self._executor.broker = router
+            contracts = {**settings.contracts, **own_contracts(settings)}
+            self._executor.networks = {name: contract.network for name, contract in contracts.items()}
         self.pool.use(servers.access(settings, self._executor or str(self._no_boxes), router))
         self.dispatcher.targets = DispatchTargets(settings.servers, settings.networks, router)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -178,6 +178,11 @@ class Router(Protocol):
 
     def check(self, access: Access) -> None:
         """Whether there could be such a route, before a person is asked to approve it. Raises Refused, Unavailable."""
+        ...
+
+    def check_open(self, rules: Sequence[NetworkRule], network: str | None) -> None:
+        """Whether a box that is open with these rules could still have them. `network`: what its contract names now;
+        None where no contract chose it. Raises Refused."""
         ...
 
     async def route(self, access: Access) -> Route:

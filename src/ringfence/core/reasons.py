@@ -90,6 +90,10 @@ _CALLER = {
     "session_paused": ("The session is paused.", "Resume it first."),
     "session_starting": ("The session is still starting.", "Wait until it runs."),
     "session_changed": ("Another step came between.", "Look at the session again, then decide."),
+    "session_network": (
+        "The session's network was tightened since it was opened.",
+        "Open another session, and close this one.",
+    ),
     "session_layout": ("The session was opened without what the contract demands.", "Open one as the message says."),
     "not_open": ("The sandbox was not made yet.", "Use it in a `with`, or call `create()`."),
     "started": ("The gateway runs already.", "Start it once."),

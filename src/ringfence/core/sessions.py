@@ -168,6 +168,8 @@ class SessionSpec:
     volumes: tuple[VolumeMount, ...] = ()
     network: tuple[NetworkRule, ...] = ()
     """What it may reach; without any rule, nothing."""
+    network_of: str | None = None
+    """The capability whose contract gave it that; None: its caller chose."""
     secrets: SessionSecrets | None = None
     """Secrets that its box may use without having them."""
     retain: Retain = "output"
@@ -195,6 +197,10 @@ class SessionInfo:
     memory_bytes: int | None = None
     network: tuple[str, ...] = ()
     """The hosts that its box may reach."""
+    rules: tuple[NetworkRule, ...] = ()
+    """The rules that name these hosts, as they were when it was opened."""
+    network_of: str | None = None
+    """See `SessionSpec`."""
     secrets: SessionSecrets | None = None
     keeps: bool = False
     """Whether it may write to a volume, which outlives it."""

@@ -4,7 +4,7 @@ for one box and served by the proxy at its listener."""
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from socket import socket
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,6 +13,7 @@ from ringfence.core.brokering import SubstitutionReply, SubstitutionRequest
 from ringfence.core.errors import Refused, Unavailable
 from ringfence.core.model import NetworkSpec, Status
 from ringfence.core.ports import Access, PackageInstaller, Route
+from ringfence.core.quoting import quoted
 from ringfence.egress import names
 from ringfence.egress.dial import Dial, Resolve, system_dial, system_resolve
 from ringfence.egress.ledger import EgressFact
@@ -63,6 +64,17 @@ class ConfiguredRouter:
         self.rules(access)
         if access.secrets:
             self._broker().check(access)
+
+    def check_open(self, rules: Sequence[NetworkRule], network: str | None) -> None:
+        for rule in rules:
+            if rule.name in (ALLOWED, INSTALLS):
+                continue
+            spec = self._networks.get(rule.name)
+            if spec is None or network not in (None, rule.name) or not _covers(rule_of(spec), rule):
+                text = (
+                    f"what network {quoted(rule.name)} allows was tightened since the session was opened: open another"
+                )
+                raise Refused(Status.DENIED, "session_network", text)
 
     async def route(self, access: Access) -> Route:
         self.check(access)
@@ -211,6 +223,16 @@ def rule_of(spec: NetworkSpec) -> NetworkRule:
         per_minute=spec.per_minute,
         terminate=spec.inspect,
     )
+
+
+def _covers(now: NetworkRule, before: NetworkRule) -> bool:
+    """Whether a rule allows everything that it did before; where it takes more than a look to tell, it does not."""
+    if not set(before.hosts) <= set(now.hosts) or not set(before.addresses) <= set(now.addresses):
+        return False
+    if now.terminate and not before.terminate:
+        return False
+    limits = ("methods", "paths", "max_bytes_out", "max_bytes_in", "per_minute")
+    return all(getattr(now, name) in (None, getattr(before, name)) for name in limits)
 
 
 _SHOWN = {

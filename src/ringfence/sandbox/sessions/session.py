@@ -172,6 +172,8 @@ class Session:
             isolation=box.isolation if box is not None else {},
             snapshot=spec.snapshot,
             network=tuple(host for rule in spec.network for host in rule.hosts),
+            rules=spec.network,
+            network_of=spec.network_of,
             secrets=spec.secrets,
             keeps=any(mount.mode == "rw" for mount in spec.volumes),
             planted=self._planted,

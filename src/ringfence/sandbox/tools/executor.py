@@ -4,11 +4,11 @@ the keeper of sessions do something with a session."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from ringfence.core.box import NO_OUTSIDE, Outside
+from ringfence.core.box import NO_OUTSIDE, NetworkRule, Outside
 from ringfence.core.brokering import SessionSecrets
 from ringfence.core.errors import Refused, Unavailable, beginning
 from ringfence.core.model import Answer, Call, Contract, Grant, Json, Principal, Status
@@ -47,6 +47,8 @@ class Executor:
         """Has the secrets that sessions use; None: there are none."""
         self.installer: Callable[[], PackageInstaller] | None = None
         """Installs packages for boxes, when some are wanted; None: nothing can be installed."""
+        self.networks: Mapping[str, str] | None = None
+        """The network that the contract of each capability names now; None: contracts do not change here."""
         self._keeper = keeper
         self._session_executor: SessionExecutor | None = None
 
@@ -151,9 +153,18 @@ class Executor:
             if self._keeper is None:
                 raise Unavailable("no_session", "there are no sessions here")
             self._session_executor = SessionExecutor(
-                self._keeper(), self.provision, self._route_of, self._installed, self._broker
+                self._keeper(), self.provision, self._route_of, self._installed, self._broker, self._check_network
             )
         return self._session_executor
+
+    def _check_network(self, reach: _Reach) -> None:
+        """A session keeps the network that it was opened with. Nothing runs in it any more once that is more than it
+        would get now. Raises Refused."""
+        if reach.rules and self.router is not None:
+            given = None
+            if reach.network_of is not None and self.networks is not None:
+                given = self.networks.get(reach.network_of, "denied")
+            self.router().check_open(reach.rules, given)
 
     def _broker(self) -> SecretBroker:
         """The broker of the configuration that is in force now."""
@@ -200,6 +211,8 @@ class _Reach(NamedTuple):
     """What a session has of the outside, for as long as it exists."""
 
     network: tuple[str, ...]
+    rules: tuple[NetworkRule, ...]
+    network_of: str | None
     secrets: SessionSecrets | None
     outside: Outside
 
@@ -214,14 +227,16 @@ class SessionExecutor:
         route: Callable[[Grant], Awaitable[Route]],
         installed: Callable[[Grant], Awaitable[InstalledPackages | None]],
         broker: Callable[[], SecretBroker],
+        check_network: Callable[[_Reach], None],
     ) -> None:
-        """`route` makes the route out of a session that a grant opens, `installed` installs its packages, and `broker`
-        has the secrets that sessions use."""
+        """`route` makes the route out of a session that a grant opens, `installed` installs its packages, `broker` has
+        the secrets that sessions use, and `check_network` refuses a session whose network was tightened."""
         self._keeper = keeper
         self._provision = provision
         self._route_of = route
         self._installed = installed
         self._session_broker = SessionBroker(keeper, broker)
+        self._check_network = check_network
         self._known: dict[str, _Reach] = {}
 
     async def run(self, grant: Grant, isolation: Json, screen: OutputScreen) -> Answer:
@@ -235,7 +250,7 @@ class SessionExecutor:
                 task, route=await self._route_of(grant), installed=await self._installed(grant), learn=self._learn
             )
         else:
-            await self._offer_secrets(task, tool)
+            await self._check_reach(task, tool)
         return await (tool.handler(task) if tool.own_clock else _in_time(task, tool.handler))
 
     async def state_of(self, principal: Principal, session: str) -> tuple[int, str, bool]:
@@ -255,15 +270,18 @@ class SessionExecutor:
             self._known.clear()
         writes = info.keeps or any(mount.get("mode") == "rw" for mount in info.isolation.get("mounts") or ())
         sets_up = (info.isolation.get("template") or {}).get("setup") == "user"
-        self._known[info.id] = _Reach(info.network, info.secrets, Outside(bool(info.network), writes, sets_up))
+        outside = Outside(bool(info.network), writes, sets_up)
+        self._known[info.id] = _Reach(info.network, info.rules, info.network_of, info.secrets, outside)
 
-    async def _offer_secrets(self, task: Task, tool: Tool) -> None:
-        """Before anything runs in a session, decide anew which secrets it may use. Raises Refused, Unavailable."""
+    async def _check_reach(self, task: Task, tool: Tool) -> None:
+        """Before anything runs in a session, decide anew which network and secrets it may use. Raises Refused,
+        Unavailable."""
         forks = tool is sessions.fork_session
         runs = tool.runs or tool is sessions.resume_session
         if not forks and (not runs or "session" not in task.given):
             return
         reach = await self._reach(task.owner, task.session)
+        self._check_network(reach)
         if reach.secrets is not None:
             apply = self._session_broker.ready if forks else self._session_broker.offer
             await apply(task.owner, task.session, reach.network, reach.secrets)
