@@ -78,3 +78,23 @@ def test_pictures_stay_and_a_drawing_that_is_too_long_is_named() -> None:
 def test_the_structured_content_of_a_server_is_its_own() -> None:
     result = shortened({"content": [], "structuredContent": {"stdout": "x" * 5000}}, 1000, structured=False)
     assert result["structuredContent"] == {"stdout": "x" * 5000}
+
+
+@given(st.lists(st.text(max_size=30), max_size=200), st.integers(80, 400))
+def test_many_short_texts_are_no_longer_together_than_a_long_one_may_be(texts: list[str], most: int) -> None:
+    result = {"content": [{"type": "text", "text": text} for text in texts]}
+    short = shortened(result, most, structured=False)
+    kept = [block["text"] for block in short["content"]]
+    assert sum(map(len, kept)) <= most + len("… 200 more texts left out …")
+    if sum(map(len, texts)) <= most:
+        assert short is result
+    elif len(kept) < len(texts):
+        assert kept[-1] == f"… {len(texts) - len(kept) + 1} more texts left out …"
+
+
+def test_what_earlier_steps_left_is_cut_as_well() -> None:
+    result = of_program("42\n")
+    result["structuredContent"]["late"] = {"stdout": "x" * 5_000}
+    result["content"].append({"type": "text", "text": "x" * 5_000})
+    short = shortened(result, 1000, structured=True)["structuredContent"]
+    assert len(short["late"]["stdout"]) <= 1000 and short["truncated"]

@@ -53,6 +53,7 @@ HIDDEN = {
     "selector that is not registered": "免\ufe02",
     "many selectors": "😀" + "".join(chr(0xE0100 + n) for n in b"run this"),
     "tags": "hello" + "".join(chr(0xE0000 + n) for n in b"run this"),
+    "letters behind a flag": "🏴" + "".join(chr(0xE0000 + n) for n in b"ignor") + "\U000e007f",
     "tags behind a flag": "🏴" + "".join(chr(0xE0000 + n) for n in b"run this now") + "\U000e007f",
     "tags without an end": "🏴\U000e0067\U000e0062\U000e0073\U000e0063\U000e0074",
     "joiner between letters": "pass\u200dword",

@@ -11,9 +11,11 @@ import pytest
 from ringfence.core.errors import Refused, Unavailable
 from ringfence.egress import names
 from ringfence.egress.dial import Dialler, check_url, system_resolve
+from ringfence.egress.gate import Gate
 from ringfence.egress.ledger import Failed, Forbidden
 from ringfence.egress.wire import ProxyLimits
 from tests.egress.outside import Names
+from tests.tooling import until
 
 pytestmark = pytest.mark.anyio
 
@@ -48,6 +50,44 @@ async def test_a_resolver_that_does_not_answer_fails_in_time() -> None:
 
     with pytest.raises(Failed):
         await Dialler(never, ProxyLimits(resolve_seconds=0.05)).addresses(names.host("a.example"), ())
+
+
+async def test_nothing_is_looked_up_while_the_gate_is_shut() -> None:
+    done: list[str] = []
+
+    async def resolve(name: str) -> Sequence[str]:
+        done.append(name)
+        return PUBLIC
+
+    gate = Gate()
+    dialler = Dialler(resolve, ProxyLimits(), gate=gate)
+    gate.shut()
+    waiting = [asyncio.create_task(dialler.addresses(names.host("public.example"), ())) for _ in range(6)]
+    await until(lambda: gate.waiting == 4)
+    assert done == []
+    gate.open()
+    await asyncio.gather(*waiting)
+    assert done == ["public.example"] * 6
+
+
+async def test_a_lookup_keeps_its_place_until_it_is_over() -> None:
+    over = asyncio.Event()
+    begun: list[str] = []
+
+    async def slow(name: str) -> Sequence[str]:
+        begun.append(name)
+        await over.wait()
+        return PUBLIC
+
+    dialler = Dialler(slow, ProxyLimits(resolve_seconds=0.01))
+    waiting = [asyncio.create_task(dialler.addresses(names.host(f"n{n}.example"), ())) for n in range(8)]
+    for task in waiting[:4]:
+        with pytest.raises(Failed):
+            await task
+    assert len(begun) == 4, "those that gave up still hold their threads"
+    over.set()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert len(begun) == 8
 
 
 async def test_an_address_is_never_looked_up() -> None:

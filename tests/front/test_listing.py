@@ -26,6 +26,7 @@ from ringfence.sandbox.tools.toolkit import definition as own_definition
 from ringfence.secrets.redaction import TenantRedactor
 from tests.faking import Said, contract, definition, governed, rulebook
 from tests.making import rule
+from tests.sandbox.tools.calling import LISTS
 
 pytestmark = pytest.mark.anyio
 
@@ -202,29 +203,27 @@ async def test_resources_are_those_that_their_servers_list_allows(tmp_path: Path
         assert await shelf.resources(ALICE, templates=False) == [{"uri": "doc:1", "x": 1}]
 
 
-class Boxes:
-    """The part of an executor that lists what sessions left; or cannot."""
-
-    def __init__(self, *uris: str, problem: Exception | None = None) -> None:
-        self.uris = uris
-        self.problem = problem
-
-    async def resources(self, principal: Principal, *, templates: bool) -> list[Json]:
-        if self.problem is not None:
-            raise self.problem
-        return [{"uriTemplate" if templates else "uri": uri} for uri in self.uris]
-
-
 async def test_what_sessions_left_comes_after_the_servers_lists_and_is_nobody_elses(tmp_path: Path) -> None:
     own = "ringfence://session/box_1/output/a"
     async with shelved(tmp_path, Said(), Lists(a=[{"uri": "doc:1"}, {"uri": own}])) as (shelf, way):
         way.pipeline.rules = swapped(way.pipeline.rules, ServerSpec("a", resources=("*",)))
         assert await shelf.resources(ALICE, templates=False) == [{"uri": "doc:1"}], "no server can claim one of ours"
-        shelf.boxes = lambda: Boxes(own)
-        assert await shelf.resources(ALICE, templates=False) == [{"uri": "doc:1"}, {"uri": own}]
+        shelf.has_sessions = lambda: True
+        way.pipeline.rules = replace(way.pipeline.rules, implicit={**way.pipeline.rules.implicit, "ringfence": LISTS})
+        found = [{"uri": "doc:1"}]
+        assert await shelf.resources(ALICE, templates=False) == found, "others are listed where that is not available"
+        assert [body["call"]["tool"] for body in way.finished()][-1] == "resources/list", "it is a call, on record"
         assert await shelf.resource_server(ALICE, own) == "ringfence"
-        shelf.boxes = lambda: Boxes(problem=Unavailable("keeper_start", "no"))
-        assert await shelf.resources(ALICE, templates=False) == [{"uri": "doc:1"}], "others are listed all the same"
+
+
+async def test_one_that_lists_very_many_takes_over_nothing_of_another(tmp_path: Path) -> None:
+    many = [{"uri": f"doc:{n}"} for n in range(1, 7_000)]
+    async with shelved(tmp_path, Said(), Lists(a=[{"uri": "doc:1"}], b=many)) as (shelf, way):
+        specs = [ServerSpec(name, resources=("doc:*",)) for name in ("a", "b")]
+        way.pipeline.rules = swapped(way.pipeline.rules, *specs)
+        for _ in range(2):
+            await shelf.resources(ALICE, templates=False)
+            assert await shelf.resource_server(ALICE, "doc:1") == "a"
 
 
 async def test_only_tools_of_ours_take_a_session(tmp_path: Path) -> None:

@@ -76,6 +76,20 @@ def test_what_runs_in_a_session_has_what_its_box_has(tool: str) -> None:
         assert had == PossibleEffects(sends=sends, writes=writes)
 
 
+def test_a_signal_that_a_program_can_handle_has_what_its_box_has() -> None:
+    contract = replace(BOX, tool="stop_process")
+    for signal in ("TERM", "USR1", 15):
+        had = asked({"session": "box_1", "process": 1, "signal": signal}, contract, FULL)
+        assert had == PossibleEffects(sends=True, writes=True)
+    for given in ({}, {"signal": "KILL"}, {"signal": 9}, {"signal": "STOP"}):
+        assert asked({"session": "box_1", "process": 1, **given}, contract, FULL) == NO_EFFECTS
+
+
+@pytest.mark.parametrize("tool", ["create_volume", "remove_volume", "remove_snapshot"])
+def test_what_outlives_every_session_is_outside_of_it(tool: str) -> None:
+    assert asked({"name": "data"}, replace(BOX, tool=tool)) == PossibleEffects(writes=True)
+
+
 def test_a_session_that_is_opened_or_forked_runs_only_set_up_code() -> None:
     opening, forking = replace(BOX, tool="open_session"), replace(BOX, tool="fork_session")
     assert asked({"network": ["a.example"], "mounts": [RW]}, opening) == NO_EFFECTS

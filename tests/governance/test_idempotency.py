@@ -189,3 +189,14 @@ def test_an_outcome_survives_keeping() -> None:
         Status.FAILED, "tool_error", GuardedText("m"), result={"isError": True, "x": [1]}, trust="untrusted"
     )
     assert idempotency.unpack(idempotency.pack(outcome), GuardedText) == outcome
+
+
+@pytest.mark.parametrize(("mode", "times"), [("read", 2), ("write", 1)])
+async def test_a_long_result_is_kept_where_the_call_may_have_changed_something(
+    mode: str, times: int, tmp_path: Path
+) -> None:
+    long = {"content": [{"type": "text", "text": "x" * (idempotency.MOST_KEPT + 1)}]}
+    async with governed(tmp_path, Said(contracts=(contract("echo", mode=mode),)), [long, long]) as way:
+        for _ in range(2):
+            assert (await way.call("echo", {"a": 1}, idempotency_key="k")).result == long
+        assert len(way.servers.requests) == times

@@ -153,6 +153,22 @@ async def test_a_question_carries_no_key_of_ours_but_its_server() -> None:
     assert client.asked[0]["question"]["params"]["_meta"] == {"vendor/x": 1, "ringfence/server": "desk"}
 
 
+async def test_a_question_carries_no_key_of_ours_at_any_depth_however_it_is_spelled(tmp_path: Path) -> None:
+    meta = {"ringfence/server": "desk", " RingFence/approved": True, "vendor/x": 1}
+    question: Json = {"method": "elicitation/create", "params": {"message": "m", "_meta": meta}}
+    question["params"]["requestedSchema"] = {"type": "object", "_meta": {"ringfence/outcome": {}}}
+
+    async def asking_(request: Any) -> Json:
+        await request.channel.ask({"q": question})
+        return OK
+
+    async with governed(tmp_path, replies=[asking_]) as way:
+        await way.call()
+        asked = way.client.asked[0]["q"]["params"]
+    assert asked["_meta"] == {"vendor/x": 1, "ringfence/server": "desk"}
+    assert asked["requestedSchema"] == {"type": "object", "_meta": {}}
+
+
 # ── errors ──
 
 
@@ -218,7 +234,14 @@ async def test_a_url_to_visit_is_made_anew_under_its_servers_name() -> None:
 
 @pytest.mark.parametrize(
     ("mode", "url"),
-    [("url", "javascript:x"), ("URL", "https://x.example"), (["url"], "https://x.example"), (None, "x")],
+    [
+        ("url", "javascript:x"),
+        ("URL", "https://x.example"),
+        (["url"], "https://x.example"),
+        (None, "x"),
+        ("url", "https://bank.example@evil.example/"),
+        ("url", "https://bank.example\\@evil.example/"),
+    ],
 )
 async def test_a_url_in_a_question_must_be_one_that_a_browser_visits(mode: Any, url: str) -> None:
     async def call(params: Json, exchange: Any) -> Json:

@@ -98,7 +98,7 @@ class App:
         self.pipeline = Pipeline(store, self._rulebook(settings), self.dispatcher, self._guard, Budget())
         self.front = McpFront(self.pipeline, self.pool, group, __version__)
         self.front.refusals = Refusals(store)
-        self.front.listing.boxes = lambda: self._executor
+        self.front.listing.has_sessions = lambda: self._executor is not None and self._executor.keeper is not None
         self.front.left_files = lambda principal: self._tell(principal, "notifications/resources/list_changed", {})
         self.http: HttpFront | None = None
         self.stdio: StdioFront | None = None
@@ -330,6 +330,11 @@ class App:
             self._no_boxes = exc.message
         self.dispatcher.executor = self._executor
         self._provide_ways(settings)
+
+    def hand_over(self, session: str) -> None:
+        """Let agents of this gateway use a session that a program of the user's opened."""
+        if self._executor is not None:
+            self._executor.handed_over |= {session}
 
     def _provide_ways(self, settings: Config) -> None:
         """Networks and secrets of this configuration, for boxes, servers, and requests of our own."""

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringfence.core.model import Status
+from ringfence.core.quoting import quoted
 
 _LONGEST = 3900
 """The most characters that are quoted of the output of a caller's code."""
@@ -163,3 +164,9 @@ class StoreError(RingfenceError):
 
 class TamperError(RingfenceError):
     """An audit log or export is not what was written."""
+
+
+def unknown_session(id_: str) -> Refused:
+    """The answer for a session that does not exist, and for one that the caller has no access to."""
+    text = f"there is no session {quoted(id_)}; list_sessions, or `ringfence box list`, shows which there are"
+    return Refused(Status.VALIDATION_FAILURE, "unknown_session", text)

@@ -26,7 +26,9 @@ def excerpt(text: str, most: int) -> str:
     if len(text) <= most:
         return text
     said = f"\n… {len(text)} characters left out …\n"
-    room = max(0, most - len(said))
+    room = most - len(said)
+    if room < 0:
+        return text[:most]
     said = f"\n… {len(text) - room} characters left out …\n"
     tail = room // 2
     return text[: room - tail] + said + (text[-tail:] if tail else "")
@@ -39,18 +41,30 @@ def shortened(result: Json, most: int, *, structured: bool) -> Json:
     """
     most = max(most, _LEAST)
     blocks = result.get("content") or []
+    blocks = _fewer(blocks, most)
     texts = [block["text"] for block in blocks if _is_text(block)]
     room = share([len(text) for text in texts], most)
-    out = result
+    out = result if blocks is (result.get("content") or blocks) else {**result, "content": blocks}
     less = [_shortened_block(block, room, most) for block in blocks]
     if any(new is not old for new, old in zip(less, blocks, strict=True)):
-        out = {**result, "content": less}
+        out = {**out, "content": less}
     own = result.get("structuredContent")
     if structured and isinstance(own, dict):
         said = _shortened_own(own, most)
         if said is not own or out is not result:
             out = {**out, "structuredContent": {**said, "truncated": True}}
     return out
+
+
+def _fewer(blocks: list[Any], most: int) -> list[Any]:
+    """No more texts than can each have something said of them; a last one says how many are missing."""
+    texts = [place for place, block in enumerate(blocks) if _is_text(block)]
+    count = most // _LEAST
+    if len(texts) <= count or sum(len(blocks[place]["text"]) for place in texts) <= most:
+        return blocks
+    gone = set(texts[count - 1 :])
+    kept = [block for place, block in enumerate(blocks) if place not in gone]
+    return [*kept, {"type": "text", "text": f"… {len(gone)} more texts left out …"}]
 
 
 def _shortened_block(block: Any, room: int, most: int) -> Any:
@@ -86,6 +100,9 @@ def _mapped(structured: Json, change: Callable[[str], str]) -> Json:
     for name in ("stdout", "stderr"):
         if isinstance(out.get(name), str):
             out[name] = change(out[name])
+    late = out.get("late")
+    if isinstance(late, dict):
+        out["late"] = {name: change(said) if isinstance(said, str) else said for name, said in late.items()}
     claimed = out.get("claimed")
     if not isinstance(claimed, dict):
         return out

@@ -67,8 +67,10 @@ _VOWEL_SEPARATOR = "\u180e"
 _BYTE_ORDER_MARK = "\ufeff"
 _AS_TEXT = "\ufe0e"
 _AS_EMOJI = "\ufe0f"
-_FLAG = re.compile("[\U000e0061-\U000e007a]{2}[\U000e0030-\U000e0039\U000e0061-\U000e007a]{1,3}\U000e007f")
-"""What follows a black flag: a region and its subdivision, in tags, and their end."""
+_FLAGS = frozenset(
+    "".join(chr(0xE0000 + ord(letter)) for letter in region) + "\U000e007f" for region in ("gbeng", "gbsct", "gbwls")
+)
+"""What follows a black flag, in tags: the regions whose flags are emoji. Any other letters would be hidden text."""
 _BLACK_FLAG = "\U0001f3f4"
 _LONGEST_KEPT = 6
 _SKIN_TONES = "1F3FB-1F3FF"
@@ -251,7 +253,7 @@ def _kept(run: str, before: str, after: str) -> bool:
     if run == _AS_EMOJI + _JOINER:
         return before in _set(_EMOJI) and after in _set(_PICTOGRAPHS)
     if len(run) > 1:
-        return before == _BLACK_FLAG and _FLAG.fullmatch(run) is not None
+        return before == _BLACK_FLAG and run in _FLAGS
     if run in (_JOINER, _NON_JOINER):
         return _joined(run, before, after)
     if run == _ZERO_WIDTH_SPACE:

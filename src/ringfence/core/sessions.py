@@ -168,8 +168,8 @@ class SessionSpec:
     volumes: tuple[VolumeMount, ...] = ()
     network: tuple[NetworkRule, ...] = ()
     """What it may reach; without any rule, nothing."""
-    network_of: str | None = None
-    """The capability whose contract gave it that; None: its caller chose."""
+    opened_by: str | None = None
+    """The capability by which an agent opened it; None: a program of the user's did, with what it chose."""
     secrets: SessionSecrets | None = None
     """Secrets that its box may use without having them."""
     retain: Retain = "output"
@@ -199,8 +199,8 @@ class SessionInfo:
     """The hosts that its box may reach."""
     rules: tuple[NetworkRule, ...] = ()
     """The rules that name these hosts, as they were when it was opened."""
-    network_of: str | None = None
-    """See `SessionSpec`."""
+    opened_by: str | None = None
+    """See `SessionSpec`. An agent has no access to what a program opened."""
     secrets: SessionSecrets | None = None
     keeps: bool = False
     """Whether it may write to a volume, which outlives it."""

@@ -10,9 +10,11 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+from ringfence.core.aio import shielded
 from ringfence.core.errors import Refused, Unavailable
 from ringfence.core.model import Status
 from ringfence.egress import names
+from ringfence.egress.gate import Gate
 from ringfence.egress.ledger import Failed, Forbidden, LedgerEntry
 from ringfence.egress.names import Address, Endpoint, Host, Range, address_refusal, canonical_address
 from ringfence.egress.wire import OutsideWire, ProxyLimits
@@ -46,7 +48,11 @@ async def system_dial(address: str, port: int, tls: ssl.SSLContext | None, name:
 class Dialler:
     """One for each box, so that the lookups of one cannot crowd out those of another."""
 
-    def __init__(self, resolve: Resolve, limits: ProxyLimits, dial: Dial = system_dial) -> None:
+    def __init__(
+        self, resolve: Resolve, limits: ProxyLimits, dial: Dial = system_dial, gate: Gate | None = None
+    ) -> None:
+        """Nothing is looked up or dialled while the gate is shut."""
+        self._gate = gate or Gate()
         self._resolve = resolve
         self._limits = limits
         self._dial = dial
@@ -64,8 +70,9 @@ class Dialler:
 
     async def _lookup(self, host: Host) -> list[Address]:
         try:
-            async with self._lookups, asyncio.timeout(self._limits.resolve_seconds):
-                found = await self._resolve(host.text)
+            lookup = await self._begin_lookup(host)
+            async with asyncio.timeout(self._limits.resolve_seconds):
+                found = await shielded(lookup)
         # A name that cannot be encoded for DNS is no less unknown than one that is not there.
         except (OSError, UnicodeError) as error:
             raise Failed("resolve", f"{host} cannot be resolved") from error
@@ -74,24 +81,41 @@ class Dialler:
             raise Failed("resolve", f"{host} has no address")
         return answers
 
+    async def _begin_lookup(self, host: Host) -> asyncio.Future[Sequence[str]]:
+        """It keeps its place until it is over, and not only for as long as it is waited for: a thread cannot be called
+        back, and all boxes share them."""
+        await self._lookups.acquire()
+        try:
+            await self._gate.passed()
+        except BaseException:
+            self._lookups.release()
+            raise
+        lookup = asyncio.ensure_future(self._resolve(host.text))
+        lookup.add_done_callback(lambda _: self._lookups.release())
+        return lookup
+
     async def connect(
         self, place: Endpoint, addresses: Sequence[Address], entry: LedgerEntry, tls: ssl.SSLContext | None = None
     ) -> OutsideWire:
         """Connect to the first of them that answers, within the time for all. Raises Failed."""
         problem: Exception | None = None
-        try:
-            async with asyncio.timeout(self._limits.dial_seconds):
-                for address in addresses[:_TRIED_MOST]:
-                    try:
-                        return await self._open(place, address, entry, tls)
-                    except ssl.SSLCertVerificationError as error:
-                        raise Failed("upstream_certificate", error.verify_message) from error
-                    except ssl.SSLError as error:
-                        raise Failed("upstream_tls", error.reason or "") from error
-                    except OSError as error:
-                        problem = error
-        except TimeoutError as error:
-            problem = error
+        clock = asyncio.get_running_loop().time
+        left = self._limits.dial_seconds
+        for address in addresses[:_TRIED_MOST]:
+            await self._gate.passed()
+            began = clock()
+            try:
+                async with asyncio.timeout(left):
+                    return await self._open(place, address, entry, tls)
+            except ssl.SSLCertVerificationError as error:
+                raise Failed("upstream_certificate", error.verify_message) from error
+            except ssl.SSLError as error:
+                raise Failed("upstream_tls", error.reason or "") from error
+            except OSError as error:
+                problem = error
+            left -= clock() - began
+            if left <= 0:
+                break
         raise Failed("connect", f"{place.host} port {place.port} does not answer") from problem
 
     async def _open(

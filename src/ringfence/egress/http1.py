@@ -174,8 +174,16 @@ def is_header(name: str, value: str) -> bool:
 
 
 def end_to_end(headers: Iterable[tuple[str, str]], without: frozenset[str] = frozenset()) -> Headers:
-    """Headers that are meant for the other end."""
-    return tuple((n, v) for n, v in headers if (lower := n.lower()) not in HOP_BY_HOP and lower not in without)
+    """Headers that are meant for the other end. Applications that get headers as variables take `_` and `-` for the
+    same, so neither spelling of a name in `without` is one."""
+    without = frozenset(as_variable(name) for name in without)
+    return tuple((n, v) for n, v in headers if n.lower() not in HOP_BY_HOP and as_variable(n.lower()) not in without)
+
+
+def as_variable(name: str) -> str:
+    """The name of a header, in lower case, with the two characters in one spelling that applications cannot tell apart
+    when they get headers as variables."""
+    return name.replace("_", "-")
 
 
 def _write(first: str, headers: Headers, framing: Framing) -> bytes:

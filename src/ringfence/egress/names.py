@@ -215,6 +215,11 @@ _METADATA = frozenset(
         "100.100.100.200",  # Alibaba
         "168.63.129.16",  # Azure, the host agent: an address that looks public
         "192.0.0.192",  # Oracle, the older one
+        "169.254.42.42",  # Scaleway
+        "fd00:42::42",
+        "169.254.0.23",  # Tencent
+        "169.254.169.252",  # Google, nodes of GKE
+        "fe80::a9fe:a9fe",  # OpenStack
     )
 )
 

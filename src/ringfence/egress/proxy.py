@@ -70,15 +70,16 @@ class Egress:
         if signing is not None:
             signing.check()
         meters = {rule.name: RuleMeter(rule) for rule in rules.all}
+        gate = Gate()
         context = EgressContext(
             rules=rules,
             meters=meters,
             ledger=EgressLedger(on_fact),
-            dialler=Dialler(self._resolve, self._limits, self._dial),
+            dialler=Dialler(self._resolve, self._limits, self._dial, gate),
             limits=self._limits,
             authority=signing,
             trust=self._trust,
-            gate=Gate(),
+            gate=gate,
             substitute=substitute,
         )
         attached = BoxProxy(context)

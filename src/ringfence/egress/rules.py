@@ -15,6 +15,7 @@ from urllib.parse import unquote_to_bytes
 from ringfence.core.box import InstallIndex, NetworkRule
 from ringfence.core.quoting import quoted
 from ringfence.egress import names
+from ringfence.egress.http1 import as_variable
 from ringfence.egress.names import Endpoint, Host, Range
 
 DENIED = "denied"
@@ -163,17 +164,12 @@ def _objection(rule: NetworkRule, method: str, target: str, headers: frozenset[s
 
 def overrides_method(headers: Iterable[str]) -> bool:
     """Whether one of these names of headers, in lower case, gives the request another method."""
-    return not _METHOD_OVERRIDES.isdisjoint(map(_as_variable, headers))
+    return not _METHOD_OVERRIDES.isdisjoint(map(as_variable, headers))
 
 
 def overrides_path(headers: Iterable[str]) -> bool:
     """Whether one of these names of headers, in lower case, gives the request another path."""
-    return not _PATH_OVERRIDES.isdisjoint(map(_as_variable, headers))
-
-
-def _as_variable(name: str) -> str:
-    # Applications that get headers as variables cannot tell the two characters apart.
-    return name.replace("_", "-")
+    return not _PATH_OVERRIDES.isdisjoint(map(as_variable, headers))
 
 
 def plain_path(target: str) -> str | None:

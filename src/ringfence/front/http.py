@@ -43,6 +43,7 @@ from ringfence.front.inbound import (
     Inbound,
     declared_problem,
     handshake,
+    read_request,
     wants,
     with_params,
     without_icons,
@@ -714,7 +715,7 @@ async def _read(request: _HttpRequest) -> tuple[Json, str | None] | None:
         return None
     fault: str | None = None
     try:
-        value = canonical.loads(body)
+        value = read_request(body)
     except canonical.NotCanonical as exc:
         value = exc.value
         fault = str(exc)

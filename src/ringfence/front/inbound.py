@@ -28,6 +28,8 @@ ANSWER_SECONDS = 600.0
 WAIT_SECONDS = 600.0
 """How long a paused call waits for its client's next request."""
 MAX_WAITING = 1000
+MOST_VALUES = 100_000
+"""Of one message of a client."""
 MOST_DECLARED = 16_384
 """Characters of what a client says of itself, as `canonical.is_light` counts them. It is kept as long as the client's
 session, or as a call that waits for the client."""
@@ -148,6 +150,14 @@ def wants(method: str, params: Json, watching: set[str], level: str) -> bool:
     if method == "notifications/resources/updated":
         return params.get("uri") in watching
     return method != "notifications/message" or loud_enough(params, level)
+
+
+def read_request(data: bytes) -> Any:
+    """The JSON of a client's message. Raises NotCanonical, also for more values than a message may have: they are read
+    while all other clients wait."""
+    if canonical.has_more_values(data, MOST_VALUES):
+        raise canonical.TooMuch(f"a message of more than {MOST_VALUES} values")
+    return canonical.loads(data)
 
 
 class PausableChannel:

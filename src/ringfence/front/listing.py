@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from ringfence.core import canonical, invisible
-from ringfence.core.errors import Refused, RingfenceError
+from ringfence.core.errors import Refused
 from ringfence.core.model import Call, Contract, Definition, Json, Origin, Principal, ServerSpec, Transport
 from ringfence.governance.pipeline import Pipeline
 from ringfence.governance.rulebook import Rulebook, allowed_item
 from ringfence.governance.uris import normal_uri
 from ringfence.identity import LOCAL_AGENT
-from ringfence.sandbox.tools.executor import Executor
 from ringfence.sandbox.tools.resources import PREFIX
 from ringfence.sandbox.tools.toolkit import SERVER
 from ringfence.upstream.pool import SilentChannel
@@ -83,15 +82,21 @@ def _owner(name: str, servers: Collection[str]) -> str | None:
     return max((server for server in servers if name.startswith(f"{server}.")), key=len, default=None)
 
 
+_MOST_LEARNT = 5_000
+"""Resources of one server of which it is remembered whose they are."""
+
+
 class Listing:
     """Reads the rulebook in force each time, so a reload shows at once."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._owners: dict[tuple[str, str], str] = {}
-        """(principal, uri) → server, learnt from listings; bounded by clearing."""
+        """(principal, uri) → server, learnt from listings."""
+        self._learnt: Counter[str] = Counter()
+        """How many of them each server has."""
         self._offered: _Offer | None = None
-        self.boxes: Callable[[], Executor | None] = lambda: None
+        self.has_sessions: Callable[[], bool] = lambda: False
         """What sessions left are resources, too."""
 
     def tools(self) -> list[Json]:
@@ -156,7 +161,9 @@ class Listing:
                     # As it will be compared and sent when it is asked for.
                     with contextlib.suppress(Refused):
                         out.append(self._pipeline.listed(item if known == uri else {**item, key: known}))
-        return [*out, *await self._own_resources(principal, templates)]
+        if self.has_sessions():
+            out += await self._listing(SERVER, principal, templates, origin)
+        return out
 
     async def _listing(self, server: str, principal: Principal, templates: bool, origin: Origin) -> list[Json]:
         """What one server lists now, asked for by a call like any other."""
@@ -168,16 +175,6 @@ class Listing:
             return []
         items = outcome.result.get(key)
         return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
-
-    async def _own_resources(self, principal: Principal, templates: bool) -> Sequence[Json]:
-        boxes = self.boxes()
-        if boxes is None:
-            return ()
-        try:
-            return await boxes.resources(principal, templates=templates)
-        except RingfenceError as exc:
-            log.warning("what sessions left cannot be listed: %s", exc)
-            return ()
 
     async def resource_server(self, principal: Principal, uri: str) -> str | None:
         """The server whose list has this URI: the only one that may, else the one that listed it."""
@@ -197,10 +194,16 @@ class Listing:
         return [s for s in self._pipeline.rules.servers.values() if s.resources]
 
     def _learn(self, principal: Principal, uri: str, server: str) -> None:
-        if len(self._owners) > 10_000:
-            self._owners.clear()
-        # The first that listed it keeps it, as long as it may: another must not take it over by listing it, too.
-        self._owners.setdefault((principal.key, uri), server)
+        # The first that listed it keeps it, as long as it may: another must not take it over by listing it, too. So one
+        # that lists very many is forgotten alone.
+        place = (principal.key, uri)
+        if place in self._owners:
+            return
+        self._owners[place] = server
+        self._learnt[server] += 1
+        if self._learnt[server] > _MOST_LEARNT:
+            self._owners = {place: owner for place, owner in self._owners.items() if owner != server}
+            self._learnt[server] = 0
 
     def digest(self) -> str:
         """Changes when what a client would be shown changes."""

@@ -37,7 +37,15 @@ from mcp_types import (
 from ringfence.core import canonical
 from ringfence.core.model import Json, Principal
 from ringfence.core.quoting import quoted
-from ringfence.front.inbound import Inbound, declared_problem, handshake, wants, with_params, without_icons
+from ringfence.front.inbound import (
+    Inbound,
+    declared_problem,
+    handshake,
+    read_request,
+    wants,
+    with_params,
+    without_icons,
+)
 from ringfence.front.mcp import McpFront
 from ringfence.front.refusals import Refusal, reason_of
 from ringfence.upstream.connection import ROOTS_CHANGED
@@ -196,7 +204,7 @@ class StdioFront:
     ) -> None:
         fault: str | None = None
         try:
-            value = canonical.loads(line)
+            value = read_request(line)
         except canonical.NotCanonical as exc:
             value = exc.value
             fault = str(exc)

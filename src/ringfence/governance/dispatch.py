@@ -32,7 +32,7 @@ from ringfence.core.ports import TURNED_AWAY, Access, Channel, Router, UpstreamR
 from ringfence.egress import names, rules
 from ringfence.governance import effects
 from ringfence.sandbox.tools.executor import Executor
-from ringfence.sandbox.tools.toolkit import FORKS_A_SESSION, RUNS_IN_A_SESSION, WRITES_FILES
+from ringfence.sandbox.tools.toolkit import FORKS_A_SESSION, RUNS_IN_A_SESSION, SIGNALS_A_PROCESS, WRITES_FILES
 
 _RETRY_SECONDS = 0.1
 _NEVER_BEGAN = (Status.DENIED, Status.VALIDATION_FAILURE, Status.APPROVAL_REQUIRED, Status.UNAVAILABLE)
@@ -156,7 +156,7 @@ class Dispatcher:
 
     async def outside(self, call: Call, contract: Contract) -> Outside:
         """What the session of a call has outside, where the call makes anything happen. Raises Refused, Unavailable."""
-        happens = contract.tool in (*RUNS_IN_A_SESSION, *WRITES_FILES, FORKS_A_SESSION)
+        happens = contract.tool in (*RUNS_IN_A_SESSION, *WRITES_FILES, FORKS_A_SESSION, SIGNALS_A_PROCESS)
         if contract.transport is not Transport.SANDBOXED_EXEC or not happens:
             return NO_OUTSIDE
         return await self._require_executor(contract).outside(call)

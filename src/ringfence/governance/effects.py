@@ -12,7 +12,14 @@ from ringfence.core.box import NO_OUTSIDE, Outside
 from ringfence.core.model import Call, Contract, Mode, ServerSpec, Transport
 from ringfence.core.record import plain
 from ringfence.sandbox.tools import request, toolkit
-from ringfence.sandbox.tools.toolkit import FORKS_A_SESSION, PROGRAMS, RUNS_IN_A_SESSION, WRITES_FILES
+from ringfence.sandbox.tools.toolkit import (
+    FORKS_A_SESSION,
+    LASTING,
+    PROGRAMS,
+    RUNS_IN_A_SESSION,
+    SIGNALS_A_PROCESS,
+    WRITES_FILES,
+)
 
 
 @plain
@@ -34,6 +41,7 @@ class PossibleEffects:
 
 
 NO_EFFECTS = PossibleEffects()
+_NEVER_HANDLED = ("KILL", "STOP", 9, 19)
 _ALONE = ("own", "unsafe_host")
 
 
@@ -49,7 +57,11 @@ def possible_effects(call: Call, contract: Contract, session: Outside = NO_OUTSI
         return _by(request.outside(call, contract), copies=copies) if runs else NO_EFFECTS
     if contract.tool in RUNS_IN_A_SESSION or (contract.tool == FORKS_A_SESSION and session.sets_up):
         return _by(session)
-    return PossibleEffects(writes=session.writes) if contract.tool in WRITES_FILES else NO_EFFECTS
+    if contract.tool == SIGNALS_A_PROCESS and call.arguments.get("signal", "KILL") not in _NEVER_HANDLED:
+        return _by(session)  # its handler may do anything
+    if contract.tool in WRITES_FILES:
+        return PossibleEffects(writes=session.writes)
+    return PossibleEffects(writes=True) if contract.tool in LASTING else NO_EFFECTS
 
 
 def effects_of_start(spec: ServerSpec, others: Iterable[ServerSpec] = ()) -> PossibleEffects:

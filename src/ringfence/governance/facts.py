@@ -447,6 +447,8 @@ def _what_changed(ending: Ending, changed: Effect) -> str:
                 return "it only reads, so nothing was changed"
             had = ending.possible.sends or (ending.ran is not None and ending.ran.report.network is not None)
             network = "nothing was sent to the network" if had else "network was denied"
+            if ending.within is not None and ending.ran is None and not ending.possible:
+                return "nothing outside of the session was changed"
             if ending.within is not None:
                 return f"{network}; nothing outside of the session was changed"
             if ending.possible.copies:

@@ -41,6 +41,7 @@ _MOST_HITS = 1000
 """A text that a pattern matches more often is withheld whole: each hit costs another search of the rest."""
 _CHOSEN = ("files", "skipped", "trouble", "late", "planted")
 """Facts that hold names which a program in a box chose."""
+_SPEAKER = "ringfence/server"
 _ASKED = ("allowed", "denied", "failed")
 """What of the `network` fact names hosts that a program in a box asked for."""
 MESSAGE_CHARACTERS = 4000
@@ -239,7 +240,8 @@ class Guard:
         """Facts with names in them that a program in a box chose: of its files, and of the hosts that it asked for.
         Names that cannot be shown cost their own facts and no more: a call is closed on record whatever they are."""
         asked = facts.get("network") or {}
-        chosen = any(map(facts.get, _CHOSEN)) or any(map(asked.get, _ASKED))
+        named = (facts.get("session") or {}).get("context") not in (None, "default") or facts.get("inputs")
+        chosen = named or any(map(facts.get, _CHOSEN)) or any(map(asked.get, _ASKED))
         try:
             return self.listed(facts) if chosen else facts
         except Refused:
@@ -583,7 +585,11 @@ class GuardedChannel:
             for key, question in questions.items():
                 name = self._name(key, names)
                 names[name] = key
-                clean[name] = {**question, "params": await self._guard.said(self._contract, question["params"])}
+                said = await self._guard.said(self._contract, without_forged(question["params"])[0])
+                speaker = (question["params"].get("_meta") or {}).get(_SPEAKER)
+                if speaker is not None:
+                    said = {**said, "_meta": {**(said.get("_meta") or {}), _SPEAKER: speaker}}
+                clean[name] = {**question, "params": said}
         except Refused as exc:
             raise Refused(Status.FAILED, "server_question", f"a question of the server: {exc.message}") from None
         return {names[name]: answer for name, answer in (await self._channel.ask(clean)).items() if name in names}

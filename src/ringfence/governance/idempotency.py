@@ -13,6 +13,9 @@ from ringfence.core.expression import Expression, ExpressionError
 from ringfence.core.model import Call, Contract, GuardedText, Json, Outcome, Status
 from ringfence.store import KeyRow, Store, Transaction
 
+MOST_KEPT = 65_536
+"""Bytes of a result that is kept for a call that changed nothing. One with a longer result is made again: callers
+invent as many keys as they like, and would fill the disk."""
 _POLL_SECONDS = 0.05
 _GRACE_SECONDS = 5.0
 

@@ -251,6 +251,8 @@ class Pipeline:
                 state.call = replace(call, tool=uri, arguments={**call.arguments, "uri": uri})
                 state.arguments_digest = _digest(replace(state.call, meta={}))
             return rules.implicit[SERVER]
+        if call.kind == "listing" and call.server == SERVER and SERVER in rules.implicit:
+            return replace(rules.implicit[SERVER], result=_LISTING)
         if call.kind in ASIDE and call.server is not None and call.server in rules.servers:
             return replace(rules.implicit[call.server], result=_LISTING)
         spec = rules.servers.get(call.server or "")
@@ -559,7 +561,9 @@ class Pipeline:
                     state.kept["result"] = canonical.salted_bytes(kept, state.salt)
                     tx.put_payload(state.call.id, "result", state.salt, kept)
             if key is not None:
-                idempotency.settle(tx, key, state.call.id, outcome if state.dispatched else None)
+                size = len(state.encoded_result or b"")
+                worth_keeping = state.dispatched and (state.effect_possible or size <= idempotency.MOST_KEPT)
+                idempotency.settle(tx, key, state.call.id, outcome if worth_keeping else None)
             return tx.append("finished", state.call.id, journal.finished(state, outcome, call_facts))
 
         try:

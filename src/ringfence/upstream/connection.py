@@ -49,7 +49,8 @@ _UNSUPPORTED_VERSION = -32022
 _MISSING_CAPABILITY = -32021
 _VISIT_URL = -32042
 _LONGEST = 2000
-_WEB = re.compile(r"https?://[\x21-\x7e]+", re.IGNORECASE)
+_WEB = re.compile(r"https?://[A-Za-z0-9.:\[\]_~-]+(?:[/?#][\x21-\x7e]*)?", re.IGNORECASE)
+"""No name of a user before the host: it is read as the host."""
 _CAPABILITY = {"elicitation/create": "elicitation", "sampling/createMessage": "sampling", "roots/list": "roots"}
 _DEFINED: tuple[tuple[Literal["tool", "prompt"], str, str], ...] = (
     ("tool", "tools/list", "tools"),

@@ -44,6 +44,7 @@ def test_a_program_of_the_system_needs_nothing() -> None:
 def test_a_virtual_environment_its_python_and_what_it_refers_to(tmp_path: Path) -> None:
     base, environment, source = tmp_path / "python", tmp_path / "venv", tmp_path / "source"
     program(base / "bin" / "python3", "")
+    program(base / "lib" / "python3.13" / "os.py", "")
     source.mkdir()
     (environment / "bin").mkdir(parents=True)
     (environment / "bin" / "python").symlink_to(base / "bin" / "python3")
@@ -58,6 +59,34 @@ def test_a_virtual_environment_its_python_and_what_it_refers_to(tmp_path: Path) 
         assert seen.trees == wanted and not seen.files
         assert seen.argv[0] == str(command[0]), "by its own name, or it would not know its environment"
     assert str(environment / "bin") in found("server", path=f"{environment}/bin:/bin").path.split(":")
+
+
+def test_an_environment_shows_no_folder_that_its_files_merely_name(tmp_path: Path) -> None:
+    private, environment = tmp_path / "documents", tmp_path / "repository" / "venv"
+    (private / "x").mkdir(parents=True)
+    environment.parent.mkdir()
+    (tmp_path / "repository" / "inward").symlink_to(private)
+    packages = environment / "lib" / "python3.13" / "site-packages"
+    packages.mkdir(parents=True)
+    (environment / "pyvenv.cfg").write_text(f"home = {private}/x\n")
+    (packages / "a.pth").write_text(f"{private}\n{tmp_path}/repository/inward\n{environment}/../../documents\n")
+    assert found(program(environment / "bin" / "server", "#!/bin/sh\n")).trees == {str(environment)}
+
+
+def test_a_script_is_no_link_to_whatever_lies_elsewhere(tmp_path: Path) -> None:
+    private = program(tmp_path / "documents" / "readme.txt", "")
+    repository = tmp_path / "repository"
+    program(repository / "src" / "server.js", "")
+    (repository / "link.js").symlink_to(private)
+    (repository / "folder").symlink_to(private.parent)
+    (repository / "own.js").symlink_to("src/server.js")
+    for word in ("link.js", "./folder/readme.txt", str(repository / "link.js")):
+        with pytest.raises(ValueError, match="name that file itself"):
+            found("sh", word, cwd=repository)
+    assert found("sh", "own.js", cwd=repository).trees == {str(repository)}
+    installed = program(tmp_path / "lib" / "node_modules" / "server" / "cli.js", "")
+    (repository / "cli").symlink_to(installed)
+    assert str(tmp_path / "lib" / "node_modules") in found("sh", repository / "cli").trees
 
 
 def test_node_modules_from_the_outermost(tmp_path: Path) -> None:

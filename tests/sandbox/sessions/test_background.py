@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ringfence.core.box import Limits, Stream
-from ringfence.core.errors import Unavailable
+from ringfence.core.errors import OutcomeUnknown, Unavailable
 from ringfence.core.sessions import StaySpec
 from ringfence.sandbox.sessions.background import MOST_KEPT, MOST_RUNNING
 from tests.sandbox.fake_sessions import ME, TICK, FakeSessions, fake_sessions, refused
@@ -112,3 +112,23 @@ async def test_the_end_of_a_session_is_the_end_of_its_commands(here: FakeSession
     await asyncio.sleep(0.02)
     await here.manager.end(ME, box)
     assert (await waiting).report is not None
+
+
+async def test_input_that_was_taken_in_part_may_have_been_acted_upon(
+    here: FakeSessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = await here.create()
+    process = await here.start(box, "cat", stdin=None)
+    running = here.manager.get(ME, box)._background.get(process).running
+    taken = iter((4,))
+
+    def send(data: bytes) -> int:
+        if (count := next(taken, None)) is None:
+            raise Unavailable("no_input", "the command takes no more input")
+        return count
+
+    monkeypatch.setattr(type(running), "send", lambda self, data: send(data))
+    with pytest.raises(OutcomeUnknown, match="4 bytes"):
+        await here.manager.send(ME, box, process, b"echo > there; exit\n")
+    with pytest.raises(Unavailable, match="no more input"):
+        await here.manager.send(ME, box, process, b"none of it")

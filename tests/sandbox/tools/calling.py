@@ -15,7 +15,7 @@ from ringfence.config import SandboxSettings
 from ringfence.core.box import Attached, Limits
 from ringfence.core.model import Answer, Call, Contract, Decision, Definition, Grant, Json, Principal, Status
 from ringfence.core.schema import Schema
-from ringfence.governance.contract import built_in
+from ringfence.governance.contract import build, built_in
 from ringfence.sandbox.tools.executor import Executor
 from ringfence.sandbox.tools.request import BoxContents, Provision, SessionLifetimes
 from ringfence.sandbox.tools.toolkit import definition
@@ -25,6 +25,9 @@ from tests.sandbox.fake_sessions import FakeSessions, fake_sessions
 
 ALLOWED = Decision("dec_1", True, "allowed", sandbox=True)
 MINE, OTHERS = Principal("me", tenant="t"), Principal("me", tenant="other")
+
+
+LISTS = build("ringfence:lists", {"transport": "sandboxed_exec", "tool": "resources/read", "mode": "read"})[0]
 
 
 @dataclass(slots=True)
@@ -65,6 +68,13 @@ class Caller:
         answer = await self(tool, attached, **arguments)
         assert answer.status is Status.SUCCESS and answer.result is not None, answer
         return dict(answer.result["structuredContent"])
+
+    async def listing(self, method: str, principal: Principal = MINE) -> Json:
+        asked = make_call(method, {}, kind="listing", method=method, server="ringfence", principal=principal)
+        self.executor.check(asked, LISTS)
+        answer = await self.executor.run(Grant(asked, LISTS, ALLOWED, None, "d", None, time.monotonic() + 600))
+        assert answer.result is not None
+        return answer.result
 
     async def opened(self, **arguments: Any) -> str:
         return str((await self.told("open_session", **arguments))["session"])

@@ -19,7 +19,7 @@ from ringfence.core.model import Answer, Contract, Grant, Status
 from ringfence.governance.contract import build
 from tests.faking import make_call
 from tests.sandbox.fake_sessions import until
-from tests.sandbox.tools.calling import ALLOWED, MINE, OTHERS, Caller, calling, named, words
+from tests.sandbox.tools.calling import ALLOWED, LISTS, MINE, OTHERS, Caller, calling, named, words
 
 pytestmark = pytest.mark.anyio
 
@@ -270,8 +270,6 @@ async def test_a_folder_is_watched_until_its_caller_has_seen_enough(tmp_path: Pa
 
 # ── As resources: of their owner, while the session lives and for a time after it ────────────────
 
-LISTS = build("ringfence:lists", {"transport": "sandboxed_exec", "tool": "resources/read", "mode": "read"})[0]
-
 
 async def read(call: Caller, uri: str, principal: Any = MINE, most: int = 1_000_000) -> Answer:
     contract = replace(LISTS, result=replace(LISTS.result, max_bytes=most))
@@ -281,7 +279,7 @@ async def read(call: Caller, uri: str, principal: Any = MINE, most: int = 1_000_
 
 
 async def listed(call: Caller, principal: Any = MINE) -> list[str]:
-    return [each["uri"] for each in await call.executor.resources(principal, templates=False)]
+    return [each["uri"] for each in (await call.listing("resources/list", principal))["resources"]]
 
 
 async def test_results_are_listed_and_read_by_their_owner(tmp_path: Path) -> None:
@@ -299,7 +297,7 @@ async def test_results_are_listed_and_read_by_their_owner(tmp_path: Path) -> Non
         picture = await read(call, f"{place}/p.png")
         assert picture.result is not None
         assert picture.result["contents"][0]["blob"] == base64.b64encode(PNG).decode()
-        assert await call.executor.resources(MINE, templates=True) != []
+        assert (await call.listing("resources/templates/list"))["resourceTemplates"] != []
 
 
 async def test_what_a_session_left_is_there_after_its_end(tmp_path: Path) -> None:

@@ -193,7 +193,6 @@ async def test_without_anybody_who_keeps_sessions_there_are_none(tmp_path: Path)
         session = await call.opened()
         lonely = Executor(call.executor.backend, replace(call.executor.provision, lives=None))
         assert await lonely.state_of(call.granted("execute_python", {"code": "1", "session": session}).call) is None
-        assert await lonely.resources(call.principal, templates=False) == []
         state = await call.executor.state_of(call.granted("execute_python", {"code": "1", "session": session}).call)
         assert state is not None and state[0] == 0 and len(state[1]) >= 64
         assert await call.executor.state_of(call.granted("execute_python", {"code": "1"}).call) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from ringfence.core import canonical
 from ringfence.core.box import MIB, Attached, Input
 from ringfence.core.errors import Refused, Unavailable
 from ringfence.core.model import Status
+from ringfence.core.sessions import Owner
 from tests.sandbox.fake_sessions import ME
-from tests.sandbox.tools.calling import OTHERS, calling, words
+from tests.sandbox.tools.calling import MINE, OTHERS, calling, words
 
 pytestmark = pytest.mark.anyio
 
@@ -305,3 +307,43 @@ async def test_interrupting_says_whether_anything_ran(tmp_path: Path) -> None:
     async with calling(tmp_path) as call:
         session = await call.opened()
         assert (await call.told("interrupt_session", session=session))["interrupted"] is False
+
+
+async def test_what_a_program_of_the_user_opened_is_not_there_for_an_agent(tmp_path: Path) -> None:
+    async with calling(tmp_path) as call:
+        private = str((await call.told("open_session", Attached()))["session"])
+        await call("write_file", Attached(), session=private, path="output/a", text="mine")
+        own = await call.opened()
+        for tool, more in (
+            ("execute_python", {"code": "1"}),
+            ("read_file", {"path": "output/a"}),
+            ("fork_session", {"count": 1}),
+            ("close_session", {}),
+            ("copy_file", {"path": "a", "to_session": own, "to_path": "a"}),
+        ):
+            with pytest.raises(Refused) as refused:
+                await call(tool, session=private, **more)
+            assert refused.value.reason_code == "unknown_session", tool
+        with pytest.raises(Refused) as refused:
+            await call("copy_file", session=own, path="a", to_session=private, to_path="a")
+        assert refused.value.reason_code == "unknown_session"
+        assert [each["session"] for each in (await call.told("list_sessions"))["sessions"]] == [own]
+        assert (await call.listing("resources/list"))["resources"] == []
+        seen = {each["session"] for each in (await call.told("list_sessions", Attached()))["sessions"]}
+        assert seen == {own, private}, "the user sees what agents opened"
+        call.executor.handed_over |= {private}
+        assert (await call.told("read_file", session=private, path="output/a"))["text"] == "mine"
+
+
+async def test_a_copy_has_what_the_session_has_that_it_goes_to(tmp_path: Path) -> None:
+    async with calling(tmp_path) as call:
+        own, keeping = await call.opened(), await call.opened()
+        call.executor._sessions()._known.clear()
+        info = await call.place.manager.info(Owner(MINE.tenant, MINE.agent), keeping)
+        call.executor._sessions()._learn(replace(info, keeps=True))
+        copy = call.granted("copy_file", {"session": own, "path": "a", "to_session": keeping, "to_path": "a"}).call
+        assert (await call.executor.outside(copy)).writes
+        assert not (await call.executor.outside(replace(copy, arguments={**copy.arguments, "to_session": own}))).writes
+        before = await call.executor.state_of(copy)
+        await call("write_file", session=keeping, path="b", text="changed")
+        assert await call.executor.state_of(copy) != before, "an approval is bound to both"

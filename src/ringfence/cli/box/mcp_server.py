@@ -36,12 +36,13 @@ _NOT_TAKEN = ("session", "to_session")
 async def serve(settings: Config, id: str) -> None:
     """Serve until the client closes our stdin. Raises an error if there is no such box, or it has ended."""
     async with App.open(replace(settings, servers={})) as app, anyio.create_task_group() as group:
+        app.hand_over(id)
         bound = BoxPipeline(app.pipeline, id)
         await bound.check(app)
         front = McpFront(bound, app.pool, group, __version__)
         front.listing = BoxListing(bound, id)
         front.refusals = app.front.refusals
-        front.listing.boxes = app.front.listing.boxes
+        front.listing.has_sessions = app.front.listing.has_sessions
         try:
             await StdioFront(front, lambda: app.agent).run()
         finally:
@@ -76,7 +77,7 @@ class BoxPipeline(Pipeline):
 
     async def handle(self, call: Call, channel: Channel) -> Outcome:
         if call.kind != "tool":
-            if not call.tool.startswith(address(self._box, "")):
+            if call.kind != "listing" and not call.tool.startswith(address(self._box, "")):
                 call = replace(call, fault=call.fault or f"this box has no {call.kind} {quoted(call.tool, 128)}")
             return await self._whole.handle(call, channel)
         named = [name for name in _NOT_TAKEN if name in call.arguments]

@@ -13,9 +13,10 @@ import itertools
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Self
+from weakref import WeakValueDictionary
 
 import anyio
 
@@ -27,6 +28,7 @@ from ringfence.sandbox.keeper.codec import Attachments, CodecError, unpack
 from ringfence.sandbox.keeper.process import KeeperLaunch, reachable, start_if_absent
 from ringfence.sandbox.keeper.protocol import (
     MOST_AT_ONCE,
+    MOST_IN_SESSION,
     PROTOCOL,
     VALUE,
     VERBS,
@@ -64,6 +66,8 @@ class KeeperClient(SessionService):
         self._connection: KeeperConnection | None = None
         self._opening = asyncio.Lock()
         self._turns = asyncio.Semaphore(MOST_AT_ONCE)
+        self._lines: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        """Those who wait for a session, as long as there are any."""
 
     @classmethod
     def lazy(cls, launch: KeeperLaunch, *, request_timeout: float | None = None) -> Self:
@@ -124,12 +128,19 @@ class KeeperClient(SessionService):
         return await self._ask_once(verb, given)  # of the next keeper
 
     async def _ask_once(self, verb: Verb, given: dict[str, Any]) -> Any:
-        async with self._turn(verb):
+        async with self._turn(verb, given):
             return await self._answered(verb, given)
 
-    def _turn(self, verb: Verb) -> AbstractAsyncContextManager[None]:
+    @asynccontextmanager
+    async def _turn(self, verb: Verb, given: dict[str, Any]) -> AsyncIterator[None]:
         """First come, first served. Waiting for a turn does not count against `request_timeout`."""
-        return self._turns if verb.takes_turns else nullcontext()
+        if not verb.takes_turns:
+            yield
+            return
+        session = str(given.get("id", ""))
+        line = self._lines.setdefault(session, asyncio.Semaphore(MOST_IN_SESSION))
+        async with line, self._turns:
+            yield
 
     async def _answered(self, verb: Verb, given: dict[str, Any]) -> Any:
         connection, request = await self._begin(verb, given)
@@ -148,7 +159,7 @@ class KeeperClient(SessionService):
             raise
 
     async def _stream(self, verb: Verb, given: dict[str, Any]) -> AsyncIterator[Any]:
-        async with self._turn(verb):
+        async with self._turn(verb, given):
             connection, request = await self._begin(verb, given)
             assert request.incoming is not None
             try:

@@ -38,8 +38,10 @@ _SAFE_TO_LOSE = {
     *("read", "entries", "stat", "pack", "watch", "snapshots", "volumes"),
     *("substitution_requests", "use_broker", "answer_substitution"),  # they change nothing that outlives a keeper
 }
-MOST_AT_ONCE = 128
+MOST_AT_ONCE = 768
 """Requests of one client that work at the same time; its others wait in line, at the client."""
+MOST_IN_SESSION = 16
+"""Of these, in one session: its steps wait for each other anyway, and those of other sessions wait for none of them."""
 _OUT_OF_LINE = {
     *("info", "list", "past", "state_of", "processes", "logs"),
     *("pause", "resume", "end", "extend", "interrupt", "signal", "send", "resize"),  # what ends the work of others

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from ringfence.core.box import BoxReport, Stream
-from ringfence.core.errors import Refused, Unavailable
+from ringfence.core.errors import Refused, Unavailable, unknown_session
 from ringfence.core.model import Json
 from ringfence.core.sessions import Command, CommandRequest, Owner, StartedCommand, StayingBox
 from ringfence.sandbox.servers.startup_diagnosis import MissingGrant, diagnose, explain
@@ -229,6 +229,8 @@ class SessionServer:
         """Raises Unavailable."""
         try:
             info = await self._keeper.info(self._owner, self._session)
+            if info.opened_by is None:
+                raise unknown_session(self._session)
             self._process = (await self._keeper.start(self._owner, self._session, request)).process
         except Refused as exc:
             raise Unavailable(exc.reason_code, exc.message) from None

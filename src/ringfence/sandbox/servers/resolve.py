@@ -2,11 +2,14 @@
 
 1. The program, by its path or on PATH. A link is followed; where a script begins with `#!`, its interpreter too.
 2. Around a program of a virtual environment: the environment, the Python that it was made from, and the folders that
-   its `.pth` files name.
+   its `.pth` files name, as far as they lie beside the environment.
 3. Around a file beneath a `node_modules`: the outermost `node_modules` on its way.
 4. Around any other program outside of the system's folders: the prefix (`bin` and `lib` side by side), else the file.
 5. The script that an interpreter is given: as above, else the folder of its npm package (`package.json`), else the
    folder that it lies in; with `-m`, the working folder where that holds the module.
+
+Files of a project may be anyone's, so what they name outside of it is not shown: no folder of a `.pth` file, no home
+of an environment that holds no Python, no script behind a link.
 
 Nothing that could hold credentials is ever found this way: then the file alone is shown. PATH in the box is PATH here,
 without the folders that the box does not see.
@@ -202,11 +205,14 @@ class _Search:
             home = value.strip()
             if name.strip() == "home" and os.path.isabs(home) and not _is_system(home):
                 prefix = os.path.dirname(os.path.realpath(home))
-                self._show(prefix, prefix)
+                if sorted(Path(prefix).glob("lib/python3*/os.py")):
+                    self._show(prefix, prefix)
+        project = os.path.dirname(os.path.realpath(environment))
         for pointer in sorted(Path(environment).glob("lib/python3*/site-packages/*.pth")):
             for line in _lines(pointer):
-                if os.path.isabs(line.strip()) and os.path.isdir(line.strip()) and not _is_system(line):
-                    self._show(line.strip(), line.strip())
+                folder = line.strip()
+                if os.path.isabs(folder) and os.path.isdir(folder) and within(os.path.realpath(folder), project):
+                    self._show(folder, folder)
 
     def _script(self, words: Sequence[str]) -> int | None:
         """Which of the words names the script of an interpreter, where that is an existing file."""
@@ -221,10 +227,21 @@ class _Search:
         if index >= len(words) or words[index] == "-":
             return None
         script = os.path.normpath(os.path.join(self._cwd, words[index]))
+        self._check_link(words[index], script)
         for each in dict.fromkeys((script, os.path.realpath(script))):
             if os.path.exists(each) and not _is_system(each):
                 self._show_source(each)
         return index if os.path.exists(script) else None
+
+    def _check_link(self, word: str, script: str) -> None:
+        """A link may lead to installed code, else only within the folder that it is named from. Raises ValueError."""
+        real = os.path.realpath(script)
+        inside = not os.path.isabs(word) and within(script, self._cwd)
+        anchor = os.path.realpath(self._cwd if inside else os.path.dirname(script))
+        if within(real, anchor) or _is_system(real) or not os.path.exists(real):
+            return
+        if _outermost(real, "node_modules") is None and _environment_of(real) is None:
+            raise ValueError(f"{script} is a link that leads to {real}: name that file itself")
 
     def _module(self, name: str) -> None:
         top = os.path.join(self._cwd, name.partition(".")[0])

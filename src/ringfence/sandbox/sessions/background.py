@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from ringfence.core.box import BoxReport, Captured, Stream
-from ringfence.core.errors import Refused, Unavailable
+from ringfence.core.errors import OutcomeUnknown, Refused, RingfenceError, Unavailable
 from ringfence.core.model import Status
 from ringfence.core.sessions import ProcessLogs, ProcessState, StartedCommand, Tell
 
@@ -77,17 +77,29 @@ class Process:
             self.listeners.discard(on_output)
 
     async def send(self, data: bytes, *, eof: bool) -> None:
-        """Send all of it, as fast as it is read. Raises Unavailable where the process has exited."""
+        """Send all of it, as fast as it is read. Raises Unavailable where the process has exited before it took any,
+        and OutcomeUnknown where it took a part."""
         async with self.sending:
             rest = data
             while rest:
                 if self.is_over:
-                    raise Unavailable("no_input", f"process {self.number} is over, and takes no input")
-                rest = rest[self.running.send(rest) :]
+                    raise self._takes_nothing(len(data) - len(rest))
+                try:
+                    rest = rest[self.running.send(rest) :]
+                except Unavailable:
+                    if rest is data:
+                        raise
+                    raise self._takes_nothing(len(data) - len(rest)) from None
                 if rest:
                     await asyncio.sleep(_FULL_SECONDS)
             if eof:
                 self.running.close_input()
+
+    def _takes_nothing(self, taken: int) -> RingfenceError:
+        if taken:
+            text = f"process {self.number} ended after it had taken {taken} bytes, and may have acted upon them"
+            return OutcomeUnknown("no_input", text)
+        return Unavailable("no_input", f"process {self.number} is over, and takes no input")
 
 
 class Processes:

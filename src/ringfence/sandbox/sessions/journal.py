@@ -222,6 +222,7 @@ def _line(event: Event, info: SessionInfo, more: Mapping[str, Any]) -> bytes:
     entry: dict[str, Any] = {"at": _now(), "event": event, "session": info.id, "owner": list(info.owner)}
     if event == "created":
         entry |= {"template": info.template, "created_at": info.created_at, "snapshot": info.snapshot}
+        entry |= {"opened_by": info.opened_by}
         entry |= {"limits": asdict(info.limits), "metadata": dict(info.metadata)}
     else:
         entry |= {"step": info.step, "why": info.why, "ended_at": info.ended_at, "contexts": list(info.contexts)}
@@ -245,6 +246,7 @@ def _info(line: bytes) -> SessionInfo:
         limits=Limits(**entry["limits"]),
         metadata=entry["metadata"],
         snapshot=entry["snapshot"],
+        opened_by=entry.get("opened_by"),
     )
 
 

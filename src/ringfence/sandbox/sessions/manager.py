@@ -26,8 +26,7 @@ from ringfence.core import canonical
 from ringfence.core.aio import in_thread, pieces_of, shielded
 from ringfence.core.box import FileFact, Input, NetworkRule, Serve
 from ringfence.core.brokering import SubstitutionDenial, SubstitutionReply, SubstitutionRequest
-from ringfence.core.errors import Refused, RingfenceError, SetUpFailed, Unavailable
-from ringfence.core.quoting import quoted
+from ringfence.core.errors import Refused, RingfenceError, SetUpFailed, Unavailable, unknown_session
 from ringfence.core.sessions import ForkProblem, Owner, SessionBackend, SessionInfo, SessionSpec
 from ringfence.sandbox.files.inputs import put_inputs
 from ringfence.sandbox.files.paths import parts_of, refusal
@@ -175,8 +174,7 @@ class SessionManager:
     def _past(self, owner: Owner, id: str) -> SessionInfo:
         info = self._journal.past.get(id)
         if info is None or info.owner != owner:
-            text = f"there is no session {quoted(id)}; list_sessions, or `ringfence box list`, shows which there are"
-            raise refusal("unknown_session", text)
+            raise unknown_session(id)
         return info
 
     async def info(self, owner: Owner, id: str) -> SessionInfo:

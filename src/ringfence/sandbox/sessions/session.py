@@ -173,7 +173,7 @@ class Session:
             snapshot=spec.snapshot,
             network=tuple(host for rule in spec.network for host in rule.hosts),
             rules=spec.network,
-            network_of=spec.network_of,
+            opened_by=spec.opened_by,
             secrets=spec.secrets,
             keeps=any(mount.mode == "rw" for mount in spec.volumes),
             planted=self._planted,

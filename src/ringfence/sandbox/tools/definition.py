@@ -110,6 +110,8 @@ class Tool:
     """It starts something that may use all that the box has. What continues when a session is resumed was started by an
     earlier call, and is the effect of that one."""
     writes_files: bool = False
+    lasting: bool = False
+    """It changes what outlives every session: volumes and snapshots."""
     carries: CarriedCode | None = None
     """Code in its arguments, where it is not itself a program's tool."""
     own_clock: bool = False

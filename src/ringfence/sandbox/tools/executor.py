@@ -4,17 +4,18 @@ the keeper of sessions do something with a session."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from ringfence.core import canonical
 from ringfence.core.box import NO_OUTSIDE, NetworkRule, Outside
 from ringfence.core.brokering import SessionSecrets
-from ringfence.core.errors import Refused, Unavailable, beginning
-from ringfence.core.model import Answer, Call, Contract, Grant, Json, Principal, Status
+from ringfence.core.errors import Refused, Unavailable, beginning, unknown_session
+from ringfence.core.model import Answer, Call, Contract, Grant, Json, Status
 from ringfence.core.ports import Access, Backend, InstalledPackages, PackageInstaller, Route, Router, SecretBroker
 from ringfence.core.sessions import Owner, SessionInfo
-from ringfence.sandbox.tools import files, request, sessions
+from ringfence.sandbox.tools import files, request, resources, sessions
 from ringfence.sandbox.tools.request import Provision
 from ringfence.sandbox.tools.run import in_fresh_box
 from ringfence.sandbox.tools.screening import OutputScreen
@@ -49,6 +50,8 @@ class Executor:
         """Installs packages for boxes, when some are wanted; None: nothing can be installed."""
         self.networks: Mapping[str, str] | None = None
         """The network that the contract of each capability names now; None: contracts do not change here."""
+        self.handed_over: frozenset[str] = frozenset()
+        """Sessions of programs that their user handed to the agents of this process."""
         self._keeper = keeper
         self._session_executor: SessionExecutor | None = None
 
@@ -153,7 +156,13 @@ class Executor:
             if self._keeper is None:
                 raise Unavailable("no_session", "there are no sessions here")
             self._session_executor = SessionExecutor(
-                self._keeper(), self.provision, self._route_of, self._installed, self._broker, self._check_network
+                self._keeper(),
+                self.provision,
+                self._route_of,
+                self._installed,
+                self._broker,
+                self._check_network,
+                lambda id_: id_ in self.handed_over,
             )
         return self._session_executor
 
@@ -162,8 +171,8 @@ class Executor:
         would get now. Raises Refused."""
         if reach.rules and self.router is not None:
             given = None
-            if reach.network_of is not None and self.networks is not None:
-                given = self.networks.get(reach.network_of, "denied")
+            if reach.opened_by is not None and self.networks is not None:
+                given = self.networks.get(reach.opened_by, "denied")
             self.router().check_open(reach.rules, given)
 
     def _broker(self) -> SecretBroker:
@@ -174,21 +183,15 @@ class Executor:
 
     async def state_of(self, call: Call) -> tuple[int, str, bool] | None:
         """What an approval is also bound to: the session's last step, and the digest of its files."""
-        session = call.session_named
-        if self._keeper is None or not isinstance(session, str):
+        if self._keeper is None or not named_sessions(call):
             return None
-        return await self._sessions().state_of(call.principal, session)
+        return await self._sessions().state_of(call)
 
     async def outside(self, call: Call) -> Outside:
         """What the box of this call's session has. Raises Refused, Unavailable."""
-        session = call.arguments.get("session")
-        if self._keeper is None or not isinstance(session, str):
+        if self._keeper is None or not named_sessions(call):
             return NO_OUTSIDE
-        return await self._sessions().outside(call.principal, session)
-
-    async def resources(self, principal: Principal, *, templates: bool) -> Sequence[Json]:
-        """Files that sessions of this caller left. Raises Unavailable, Refused."""
-        return [] if self._keeper is None else await self._sessions().resources(principal, templates=templates)
+        return await self._sessions().outside(call)
 
     async def close(self) -> None:
         """End every box. Sessions stay: they belong to their keeper."""
@@ -212,7 +215,7 @@ class _Reach(NamedTuple):
 
     network: tuple[str, ...]
     rules: tuple[NetworkRule, ...]
-    network_of: str | None
+    opened_by: str | None
     secrets: SessionSecrets | None
     outside: Outside
 
@@ -228,22 +231,34 @@ class SessionExecutor:
         installed: Callable[[Grant], Awaitable[InstalledPackages | None]],
         broker: Callable[[], SecretBroker],
         check_network: Callable[[_Reach], None],
+        is_handed_over: Callable[[str], bool],
     ) -> None:
         """`route` makes the route out of a session that a grant opens, `installed` installs its packages, `broker` has
-        the secrets that sessions use, and `check_network` refuses a session whose network was tightened."""
+        the secrets that sessions use, and `check_network` refuses a session whose network was tightened. What a program
+        opened is for agents only where it `is_handed_over`."""
         self._keeper = keeper
         self._provision = provision
         self._route_of = route
         self._installed = installed
         self._session_broker = SessionBroker(keeper, broker)
         self._check_network = check_network
+        self._is_handed_over = is_handed_over
         self._known: dict[str, _Reach] = {}
 
     async def run(self, grant: Grant, isolation: Json, screen: OutputScreen) -> Answer:
         """Carry out a grant, once. Raises Refused, and Unavailable where nothing was done."""
-        task = Task(grant, self._keeper, self._provision, isolation, screen)
+        task = Task(grant, self._keeper, self._provision, isolation, screen, is_handed_over=self._is_handed_over)
+        for session in named_sessions(grant.call):
+            try:
+                await self._check_caller(grant.call, session)
+            except Refused:
+                if grant.call.kind != "resource":
+                    raise
+                raise files.unknown_resource(str(task.given["uri"])) from None
         if grant.call.kind == "resource":
             return await _in_time(task, files.read_resource)
+        if grant.call.kind == "listing":
+            return await _in_time(task, files.list_resources)
         tool = KIT[grant.contract.tool]
         if tool is sessions.open_session:
             task = replace(
@@ -253,12 +268,33 @@ class SessionExecutor:
             await self._check_reach(task, tool)
         return await (tool.handler(task) if tool.own_clock else _in_time(task, tool.handler))
 
-    async def state_of(self, principal: Principal, session: str) -> tuple[int, str, bool]:
-        return await self._keeper.state_of(owner_of(principal), session)
+    async def state_of(self, call: Call) -> tuple[int, str, bool]:
+        """The state of the session that a call names, and with it that of the one that it copies to."""
+        first, *others = named_sessions(call)
+        await self._check_caller(call, first)
+        step, files, runs_on = await self._keeper.state_of(owner_of(call.principal), first)
+        for session in others:
+            await self._check_caller(call, session)
+            other = await self._keeper.state_of(owner_of(call.principal), session)
+            files = canonical.digest([files, session, *other[:2]])
+            runs_on = runs_on or other[2]
+        return step, files, runs_on
 
-    async def outside(self, principal: Principal, session: str) -> Outside:
-        """What its box has of the outside, for as long as it exists."""
-        return (await self._reach(owner_of(principal), session)).outside
+    async def outside(self, call: Call) -> Outside:
+        """What the boxes of the sessions that a call names have of the outside, together."""
+        reached = [await self._reach(owner_of(call.principal), session) for session in named_sessions(call)]
+        return Outside(
+            sends=any(each.outside.sends for each in reached),
+            writes=any(each.outside.writes for each in reached),
+            sets_up=any(each.outside.sets_up for each in reached),
+        )
+
+    async def _check_caller(self, call: Call, session: str) -> None:
+        """What a program of the user's opened has what the user gave it, which no contract gives to an agent."""
+        if call.attached is not None or self._is_handed_over(session):
+            return
+        if (await self._reach(owner_of(call.principal), session)).opened_by is None:
+            raise unknown_session(session)
 
     async def _reach(self, owner: Owner, session: str) -> _Reach:
         if session not in self._known:
@@ -271,7 +307,7 @@ class SessionExecutor:
         writes = info.keeps or any(mount.get("mode") == "rw" for mount in info.isolation.get("mounts") or ())
         sets_up = (info.isolation.get("template") or {}).get("setup") == "user"
         outside = Outside(bool(info.network), writes, sets_up)
-        self._known[info.id] = _Reach(info.network, info.rules, info.network_of, info.secrets, outside)
+        self._known[info.id] = _Reach(info.network, info.rules, info.opened_by, info.secrets, outside)
 
     async def _check_reach(self, task: Task, tool: Tool) -> None:
         """Before anything runs in a session, decide anew which network and secrets it may use. Raises Refused,
@@ -286,13 +322,19 @@ class SessionExecutor:
             apply = self._session_broker.ready if forks else self._session_broker.offer
             await apply(task.owner, task.session, reach.network, reach.secrets)
 
-    async def resources(self, principal: Principal, *, templates: bool) -> Sequence[Json]:
-        return files.resource_templates() if templates else await files.list_resources(self._keeper, principal)
-
     async def close(self) -> None:
         """Disconnect from the keeper; sessions stay."""
         await self._session_broker.close()
         await self._keeper.close()
+
+
+def named_sessions(call: Call) -> tuple[str, ...]:
+    """The sessions that a call is about."""
+    if call.kind == "resource":
+        found = resources.located(str(call.arguments.get("uri")))
+        return () if found is None else (found[0],)
+    given = (call.session_named, call.arguments.get("to_session") if call.kind == "tool" else None)
+    return tuple(dict.fromkeys(each for each in given if isinstance(each, str)))
 
 
 async def _in_time(task: Task, handler: Handler) -> Answer:

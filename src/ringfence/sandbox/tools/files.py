@@ -6,24 +6,22 @@ import base64
 import binascii
 import hashlib
 import secrets
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ringfence.core import canonical
 from ringfence.core.box import MIB, FileFact
 from ringfence.core.errors import Refused, RingfenceError
-from ringfence.core.model import Answer, Json, Mode, Principal, Status
+from ringfence.core.model import Answer, Json, Mode, Status
 from ringfence.core.quoting import quoted
 from ringfence.core.sessions import Within, Writing
 from ringfence.sandbox.tools.definition import COUNT, DIGEST, FILE, FLAG, ONE, TEXT, Tool, named
 from ringfence.sandbox.tools.resources import OUTPUT, TEMPLATE, address, as_text, located, type_of
 from ringfence.sandbox.tools.results import MOST_FILES, SPARE_BYTES, text
-from ringfence.sandbox.tools.task import Task, bad, data_of, file_json, owner_of, pieces_of
+from ringfence.sandbox.tools.task import Task, bad, data_of, file_json, pieces_of
 
 if TYPE_CHECKING:
     from ringfence.sandbox.files.workspace import EntryInfo
-    from ringfence.sandbox.sessions.service import SessionService
 
 _ONE: Json = {**ONE, "path": TEXT}
 _WORKSPACE = "/workspace"
@@ -347,31 +345,29 @@ async def watch_files(task: Task) -> Answer:
 # ── What sessions leave in /workspace/output, as MCP resources ────────────────────────────────────
 
 
-async def list_resources(keeper: SessionService, principal: Principal) -> list[Json]:
-    """All files that this caller may read."""
-    owner = owner_of(principal)
+async def list_resources(task: Task) -> Answer:
+    """All files that this agent may read, or how their addresses are made."""
+    if task.call.method == "resources/templates/list":
+        about: Json = {"uriTemplate": TEMPLATE, "name": "Output of a session"}
+        about["description"] = "A file that a session left in /workspace/output."
+        return Answer({"resourceTemplates": [about]}, isolation=task.isolation)
     out: list[Json] = []
-    past = list(await keeper.past(owner))[-_MOST_PAST:]
-    for info in [*await keeper.list(owner), *reversed(past)]:
-        if info.state == "starting":
+    past = list(await task.keeper.past(task.owner))[-_MOST_PAST:]
+    for info in [*await task.keeper.list(task.owner), *reversed(past)]:
+        if info.state == "starting" or (info.opened_by is None and not task.is_handed_over(info.id)):
             continue
         try:
-            found = await keeper.entries(owner, info.id, OUTPUT, _DEEPEST)
+            found = await task.keeper.entries(task.owner, info.id, OUTPUT, _DEEPEST)
         except RingfenceError:
             continue  # it ended just now, nothing was kept, or the program in it put something else there
         for entry in found:
             if entry.kind == "file" and len(out) < _MOST_LISTED:
-                about: Json = {"uri": address(info.id, entry.path), "name": entry.path.removeprefix(f"{OUTPUT}/")}
-                out.append({**about, "size": entry.bytes, "description": f"left by session {info.id}"})
-    return out
+                file: Json = {"uri": address(info.id, entry.path), "name": entry.path.removeprefix(f"{OUTPUT}/")}
+                out.append({**file, "size": entry.bytes, "description": f"left by session {info.id}"})
+    return Answer({"resources": out}, isolation=task.isolation)
 
 
-def resource_templates() -> Sequence[Json]:
-    result: Json = {"uriTemplate": TEMPLATE, "name": "Output of a session"}
-    return [{**result, "description": "A file that a session left in /workspace/output."}]
-
-
-def _unknown(uri: str) -> Refused:
+def unknown_resource(uri: str) -> Refused:
     return Refused(Status.VALIDATION_FAILURE, "unknown_resource", f"no resource {quoted(uri, 1000)} is offered")
 
 
@@ -380,7 +376,7 @@ async def read_resource(task: Task) -> Answer:
     uri = str(task.given["uri"])
     found = located(uri)
     if found is None:
-        raise _unknown(uri)
+        raise unknown_resource(uri)
     session, path = found
     most = (task.most_bytes - SPARE_BYTES) * 3 // 4
     try:
@@ -389,7 +385,7 @@ async def read_resource(task: Task) -> Answer:
         if exc.status is not Status.VALIDATION_FAILURE:
             raise
         # No such session, another owner's, or no such file: the caller must not see which.
-        raise _unknown(uri) from None
+        raise unknown_resource(uri) from None
     if len(data) > most:
         text = f"{path} is longer than the {most} bytes that fit; read parts of it with read_file"
         raise Refused(Status.FAILED, "result_too_large", text)

@@ -262,7 +262,7 @@ def session(
         volumes=tuple(VolumeMount(**volume) for volume in wanted.get("volumes") or ()),
         retain=wanted.get("retain", "output"),
         network=route.rules,
-        network_of=None if "network" in wanted else contract.name,
+        opened_by=contract.name if call.attached is None else None,
         secrets=SessionSecrets(route.brokered, contract.name, call.id) if route.brokered else None,
     )
 

@@ -168,6 +168,7 @@ async def list_sessions(task: Task) -> Answer:
         infos = list(await task.keeper.list(task.owner))
         if not task.wide or task.given.get("ended"):
             infos += (await task.keeper.past(task.owner))[-(_MOST_PAST if task.wide else _MOST_PAST_SHOWN) :]
+        infos = [info for info in infos if task.wide or info.opened_by is not None or task.is_handed_over(info.id)]
     sessions = [session_json(info, wide=task.wide) for info in infos]
     return task.listing({"sessions": sessions}, "\n".join(map(_line, infos)) or "There are no sessions.")
 
@@ -266,7 +267,7 @@ async def list_snapshots(task: Task) -> Answer:
     return task.listing({"snapshots": [_snapshot(each) for each in found]}, f"{len(found)} snapshots")
 
 
-@Tool(Mode.WRITE, "Forget a snapshot.", {"snapshot": TEXT}, ("snapshot",), only_wide=True)
+@Tool(Mode.WRITE, "Forget a snapshot.", {"snapshot": TEXT}, ("snapshot",), only_wide=True, lasting=True)
 async def remove_snapshot(task: Task) -> Answer:
     await task.keeper.remove_snapshot(task.owner, task.given["snapshot"])
     return task.listing({}, "It is removed.")
@@ -291,6 +292,7 @@ def _snapshot(kept: Snapshot) -> Json:
     {"name": TEXT, "max_bytes": {"type": "integer", "minimum": 1}, "mode": {"enum": ["ro", "rw"]}},
     ("name",),
     only_wide=True,
+    lasting=True,
 )
 async def create_volume(task: Task) -> Answer:
     given = task.given
@@ -312,6 +314,7 @@ async def list_volumes(task: Task) -> Answer:
     {"name": TEXT},
     ("name",),
     only_wide=True,
+    lasting=True,
 )
 async def remove_volume(task: Task) -> Answer:
     await task.keeper.remove_volume(task.owner, task.given["name"])

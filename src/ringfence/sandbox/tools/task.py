@@ -28,6 +28,10 @@ _MOST = 64 * MIB
 _METADATA_SHOWN = 200
 
 
+def _never(_: str) -> bool:
+    return False
+
+
 def _forgotten(_: SessionInfo) -> None:
     """Does not remember the session that was opened."""
 
@@ -54,6 +58,8 @@ class Task:
     """The packages that are installed for it."""
     learn: Callable[[SessionInfo], None] = _forgotten
     """Remembers what was opened, so that the keeper need not be asked for it."""
+    is_handed_over: Callable[[str], bool] = _never
+    """Whether a session of a program is for agents, too."""
 
     @property
     def call(self) -> Call:

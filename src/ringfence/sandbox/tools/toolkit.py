@@ -26,6 +26,8 @@ BOX_MAKERS = tuple(name for name, tool in KIT.items() if tool.makes_box)
 RUNS_IN_A_SESSION = tuple(name for name, tool in KIT.items() if tool.runs)
 FORKS_A_SESSION = sessions.fork_session.name
 WRITES_FILES = tuple(name for name, tool in KIT.items() if tool.writes_files)
+SIGNALS_A_PROCESS = processes.stop_process.name
+LASTING = tuple(name for name, tool in KIT.items() if tool.lasting)
 TOOLS = tuple(name for name, tool in KIT.items() if not tool.only_wide and not tool.if_declared)
 DECLARABLE = (*TOOLS, *(name for name, tool in KIT.items() if tool.if_declared))
 """Tools that a contract can be for; an agent has the last ones only where there is one."""
