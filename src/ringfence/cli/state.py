@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 import typer
@@ -18,6 +18,7 @@ from ringfence.config import Config, paths
 from ringfence.core import system
 from ringfence.core.errors import ConfigError, StoreError, Unavailable
 from ringfence.core.model import Json
+from ringfence.core.record import dataclass
 from ringfence.core.sizes import short_size
 from ringfence.packages.allowlist import normalized
 from ringfence.packages.cache import FOLDER, CacheEntry, PackageCache
