@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+# ruff: noqa: PLC0415 - a verb, and what only errors need, is loaded when it is wanted
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,8 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from ringfence import __version__
-from ringfence.cli.running import log_to_stderr
-from ringfence.cli.terminal import safe
+from ringfence.cli.logs import log_to_stderr
 from ringfence.cli.verbs import VERBS
 from ringfence.core import system
 
@@ -63,6 +63,8 @@ def _escaped() -> Iterator[None]:
     except Exception as exc:
         # Errors of usage; their class has no public name.
         if isinstance(exc, typer.BadParameter.__mro__[1]) and isinstance(message := getattr(exc, "message", None), str):
+            from ringfence.cli.terminal import safe
+
             exc.message = safe(message, lines=True)  # type: ignore[attr-defined]
         raise
 
@@ -98,7 +100,6 @@ def command_line(words: list[str]) -> typer.Typer:
 
 def load(verb: str) -> Callable[..., None] | typer.Typer:
     """The function or the group of commands of a verb. Each is imported when it is named, and no other."""
-    # ruff: noqa: PLC0415
     match verb:
         case "run":
             from ringfence.cli.run_command import run

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import gc
 import sys
-from typing import TYPE_CHECKING
 
 from ringfence import __version__
 from ringfence.cli.verbs import VERBS as VERBS
 
+# Not from typing, which is larger than all that `--version` needs.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import typer
 
@@ -26,11 +27,15 @@ _NO_RE2 = (
 
 def main() -> None:
     words = sys.argv[1:]
+    gc.disable()  # while modules are loaded, whatever it looked at would be found to be in use
     try:
         if words == ["--version"]:
             print(f"ringfence {__version__}")
         elif words[:1] != ["run"] or not _ran(words[1:]):
-            command_line(words)()
+            command = command_line(words)
+            gc.freeze()
+            gc.enable()
+            command()
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
     except Exception as exc:
@@ -45,7 +50,8 @@ def command_line(words: list[str]) -> typer.Typer:
 
 
 def _ran(words: list[str]) -> bool:
-    """Run a program as these words say. It does not return, unless they are for Typer."""
+    """Run a program as these words say, and enable the collector when all is loaded. It does not return, unless they
+    are for Typer."""
     # ruff: noqa: PLC0415
     from ringfence.core import system
 
@@ -56,10 +62,9 @@ def _ran(words: list[str]) -> bool:
     given = run_words.read(words)
     if given is None:
         return False
-    gc.disable()  # `run` enables it when all is loaded: until then nothing would be found
-    from ringfence.cli import run, running
+    from ringfence.cli import logs, run
 
-    running.log_to_stderr(verbose=False)
+    logs.log_to_stderr()
     run.perform(**given)
 
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import signal
 import sys
@@ -44,14 +43,6 @@ BROKEN_PIPE = 128 + 13
 OUTPUT_LOST = 74
 """The exit code where output could not be written, to a full disk for one: as `EX_IOERR` of sysexits."""
 _WAITING = re.compile(r"waiting for a person to answer (apr_[0-9a-f]+)")
-
-
-def log_to_stderr(*, verbose: bool) -> None:
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING,
-        format="%(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
 
 
 def fail(text: str, code: int = 1) -> NoReturn:

@@ -123,6 +123,8 @@ def survey(folder: Path, named: Path | None) -> list[StatePlace]:
     places = [*_outside(folder, named), *_log(folder), *_sessions(folder), *_packages(folder)]
     how = "stays: it has a log of its own"
     places.append(StatePlace("demo", folder / "demo", "the state of `ringfence serve --demo`", how))
+    how = "stays: it holds for an hour, and is made anew"
+    places.append(StatePlace("self-test", folder / "selftest.json", "what boxes were seen to have on this host", how))
     known = {each.path.relative_to(folder).parts[0] for each in places if each.path.is_relative_to(folder)}
     known |= {*_DATABASE, "chains"}
     other = StatePlace("other", folder, "files that are none of ours", "stays", ())
