@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import typer
 
 from ringfence import config, identity
 from ringfence.audit.keys import load_or_create
@@ -200,7 +199,7 @@ def test_nobody_is_asked_whose_answer_could_not_be_written(
     asked = ask(store)
     monkeypatch.setattr(system, "stranger", lambda info: True)
     monkeypatch.setattr(approvals, "confirm", lambda shown, question: pytest.fail("asked"))
-    with pytest.raises(typer.Exit):
+    with pytest.raises(SystemExit):
         approvals.approve(asked.id, None, False)
     assert "only the account that the gateway runs under can answer" in capsys.readouterr().err
     assert state(asked) == "pending"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.cli.bench import audit, box, egress, measure, session
+from ringfence.cli.bench import audit, box, egress, measure, session, start
 from ringfence.compose.runs import default_config, make_executor
 from ringfence.core.errors import Unavailable
 from tests import gateways, tooling
@@ -134,3 +134,14 @@ def test_a_long_log_is_measured() -> None:
     rows = audit.run(2000)
     assert [row.name.split(",")[0] for row in rows] == ["audit verify", "audit list", "audit explain", "audit explain"]
     assert rows[0].per_second is not None
+
+
+@pytest.mark.skipif(boxes_here() is not None, reason=str(boxes_here()))
+def test_the_start_of_a_process_is_measured_beside_the_bare_interpreter(own_home: Path) -> None:
+    bare, *others = start.run(2, rounds=1)
+    assert (bare.name, bare.n, bare.ratio) == ("bare python -c pass", 2, None)
+    names = ["ringfence --version", "ringfence --help", "ringfence run -c pass", "import ringfence; run_code('pass')"]
+    assert [row.name for row in others] == names
+    for row in others:
+        assert row.baseline == bare.name and row.cpu_ms is not None
+    assert not list(own_home.rglob("ringfence.db")), "nothing was recorded among the user's own"

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import typer
 
 from ringfence.cli import host as verb
 from ringfence.config.settings import SandboxSettings
@@ -149,7 +148,7 @@ def test_a_person_is_asked(made: list[str], monkeypatch: pytest.MonkeyPatch, ans
     if answer:
         verb._fix(refused(), None, yes=False)
     else:
-        with pytest.raises(typer.Exit):
+        with pytest.raises(SystemExit):
             verb._fix(refused(), None, yes=False)
     assert bool(made) == answer
     assert "60-ringfence.conf" in asked[0] and "Make these 2 changes?" in asked[0]
@@ -166,7 +165,7 @@ def test_whoever_is_not_root_is_told_to_use_sudo(
     made: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(typer.Exit):
+    with pytest.raises(SystemExit):
         verb._fix(refused(), None, yes=True)
     assert remedies.fix() in capsys.readouterr().err and made == []
 
@@ -192,7 +191,7 @@ def test_it_is_done_for_whoever_called_sudo(made: list[str], monkeypatch: pytest
     assert verb._user(None) == remedies.User(1000, "alice")
     assert verb._user("1001") == remedies.User(1001, "alice")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(typer.Exit):
+    with pytest.raises(SystemExit):
         verb._user("1001")
 
 
@@ -201,7 +200,7 @@ def test_another_user_is_told_what_that_user_would_be() -> None:
     try:
         nobody = remedies.User.named("nobody")
         said = verb._of_other(nobody)
-    except (LookupError, typer.Exit):
+    except (LookupError, SystemExit):
         pytest.skip("nobody cannot run this installation")
     assert said["user"] == "nobody"
     assert any(finding["name"] == "a user id for each box" for finding in said["findings"])

@@ -10,16 +10,15 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from ringfence.core import canonical
 from ringfence.core.model import Json
-from ringfence.core.record import plain
+from ringfence.core.record import dataclass, plain
 
 GENESIS = "0" * 64
 """`prev` of a chain's first record."""
@@ -395,7 +394,7 @@ def verify_records(records: Iterable[tuple[str, str]], *, chain: str | None = No
 
 def key_id(public: Ed25519PublicKey) -> str:
     """A short name of a public key, to tell a wrong key from a forged signature."""
-    return hashlib.sha256(public.public_bytes(Encoding.Raw, PublicFormat.Raw)).hexdigest()[:16]
+    return hashlib.sha256(public.public_bytes_raw()).hexdigest()[:16]
 
 
 def sign_statement(private: Ed25519PrivateKey, statement: Json) -> bytes:

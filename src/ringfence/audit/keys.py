@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
+import binascii
+import importlib
 import os
+import re
 import secrets
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
+from types import ModuleType
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_pem_private_key,
-    load_pem_public_key,
-)
 
 from ringfence.audit.chain import key_id
 from ringfence.core import system
 from ringfence.core.errors import StoreError
+from ringfence.core.record import dataclass
 
 PRIVATE = "audit-private.pem"
 PUBLIC = "audit-public.pem"
 _MAX_PEM = 16 * 1024
+_PEM = re.compile(rb"-----BEGIN (PRIVATE|PUBLIC) KEY-----\n([A-Za-z0-9+/=]{1,100})\n-----END \1 KEY-----\n")
+_HEADS = {
+    b"PRIVATE": bytes.fromhex("302e020100300506032b657004220420"),
+    b"PUBLIC": bytes.fromhex("302a300506032b6570032100"),
+}
+"""How the DER form of an Ed25519 key begins (RFC 8410); the 32 bytes of the key follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,9 @@ def public_key_from_file(path: Path) -> Ed25519PublicKey:
     """Read a public key as `load_or_create` wrote it. Raises StoreError."""
     try:
         with path.open("rb") as file:
-            key = load_pem_public_key(file.read(_MAX_PEM))
+            pem = file.read(_MAX_PEM)
+        raw = _raw(pem, b"PUBLIC")
+        key = Ed25519PublicKey.from_public_bytes(raw) if raw is not None else _forms().load_pem_public_key(pem)
     except OSError as exc:
         raise StoreError(f"the public key {path} cannot be read: {exc.strerror or exc}") from exc
     except (ValueError, UnsupportedAlgorithm):
@@ -105,7 +110,11 @@ def _check_folder(folder: Path) -> None:
 
 
 def _new_key() -> bytes:
-    return Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    forms = _forms()
+    made: bytes = Ed25519PrivateKey.generate().private_bytes(
+        forms.Encoding.PEM, forms.PrivateFormat.PKCS8, forms.NoEncryption()
+    )
+    return made
 
 
 def _create(path: Path, data: bytes) -> None:
@@ -124,7 +133,8 @@ def _publish(path: Path, public: Ed25519PublicKey) -> None:
         if key_id(published(path.parent)) != key_id(public):
             raise StoreError(f"{path} is not the public half of {PRIVATE} beside it")
         return
-    pem = public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    forms = _forms()
+    pem = public.public_bytes(forms.Encoding.PEM, forms.PublicFormat.SubjectPublicKeyInfo)
     _write_beside(path, pem, 0o644).replace(path)
     system.sync_folder(path.parent)
 
@@ -156,9 +166,30 @@ def _read(path: Path) -> bytes:
 
 def _private(path: Path, pem: bytes) -> Ed25519PrivateKey:
     try:
-        key = load_pem_private_key(pem, password=None)
+        raw = _raw(pem, b"PRIVATE")
+        if raw is not None:
+            return Ed25519PrivateKey.from_private_bytes(raw)
+        key = _forms().load_pem_private_key(pem, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise StoreError(f"{path} is not a private key in PEM form") from None
     if not isinstance(key, Ed25519PrivateKey):
         raise StoreError(f"{path} holds a private key of another kind than Ed25519")
     return key
+
+
+def _raw(pem: bytes, kind: bytes) -> bytes | None:
+    """The 32 bytes of an Ed25519 key as `load_or_create` writes it. None: another form, or none at all."""
+    found = _PEM.fullmatch(pem)
+    if found is None or found[1] != kind:
+        return None
+    head = _HEADS[kind]
+    try:
+        der = binascii.a2b_base64(found[2], strict_mode=True)
+    except binascii.Error:
+        return None
+    return der.removeprefix(head) if der.startswith(head) and len(der) == len(head) + 32 else None
+
+
+def _forms() -> ModuleType:
+    """What reads and writes keys in every form. It is larger than all that signing needs, so most never load it."""
+    return importlib.import_module("cryptography.hazmat.primitives.serialization")

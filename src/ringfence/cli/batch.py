@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ringfence.cli import common, program
@@ -20,6 +20,7 @@ from ringfence.config.settings import Config
 from ringfence.core import canonical
 from ringfence.core.errors import RingfenceError
 from ringfence.core.model import Status
+from ringfence.core.record import dataclass
 from ringfence.sandbox.files.acted_upon import is_acted_upon
 from ringfence.sdk.batch import default_workers, run_all
 from ringfence.sdk.execution import Execution, ended, without_result

@@ -8,7 +8,7 @@ import stat
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,6 +25,7 @@ from ringfence.config import Config
 from ringfence.core import canonical, system
 from ringfence.core.errors import OutcomeUnknown, Refused, StoreError, Unavailable
 from ringfence.core.model import Call, Json, Outcome, Status, Transport
+from ringfence.core.record import dataclass
 from ringfence.upstream.link import reason_of
 
 _REVISION = "2025-11-25"

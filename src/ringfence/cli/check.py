@@ -6,7 +6,7 @@ import difflib
 import io
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from ringfence.cli.terminal import MARGIN, confirm, json_text, quoted, safe
 from ringfence.config import Config
 from ringfence.core.errors import ConfigError, Problem, RingfenceError, Unavailable
 from ringfence.core.model import Contract, Definition, Json, ServerSpec
+from ringfence.core.record import dataclass
 from ringfence.governance.policy import Policy
 
 if TYPE_CHECKING:

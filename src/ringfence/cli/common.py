@@ -1,62 +1,39 @@
-"""What several verbs share: finding the configuration, opening the state, running, printing, exiting."""
+"""What several verbs share: finding the configuration, opening the state, printing; and what `running` has."""
 
 from __future__ import annotations
 
-import asyncio
-import re
 import shutil
-import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any
 
-import anyio
 import typer
 
 from ringfence import config
 from ringfence.audit.keys import load_or_create
-from ringfence.cli.terminal import json_text, safe
+from ringfence.cli.running import BROKEN_PIPE as BROKEN_PIPE
+from ringfence.cli.running import EXIT_CODES as EXIT_CODES
+from ringfence.cli.running import NO_BOX as NO_BOX
+from ringfence.cli.running import OUTPUT_LOST as OUTPUT_LOST
+from ringfence.cli.running import TerminalChannel as TerminalChannel
+from ringfence.cli.running import ended_by_signals as ended_by_signals
+from ringfence.cli.running import fail as fail
+from ringfence.cli.running import own_config as own_config
+from ringfence.cli.running import run as run
+from ringfence.cli.running import say as say
+from ringfence.cli.terminal import json_text
 from ringfence.config import Config
 from ringfence.core.errors import ConfigError, RingfenceError
-from ringfence.core.model import Json, Status
 from ringfence.store import Reader, Store
-
-T = TypeVar("T")
-
-EXIT_CODES = {
-    Status.SUCCESS: 0,
-    Status.FAILED: 1,
-    Status.VALIDATION_FAILURE: 2,
-    Status.TIMEOUT: 124,
-    Status.UNAVAILABLE: 125,
-    Status.UNKNOWN: 125,
-    Status.DENIED: 126,
-    Status.APPROVAL_REQUIRED: 126,
-    Status.KILLED: 137,
-}
-"""Exit codes of verbs that make a call."""
-NO_BOX = 125
-"""The exit code where a box cannot be made or has failed."""
-BROKEN_PIPE = 128 + 13
-"""The exit code where the reader of our output is gone: as of SIGPIPE, which other systems do not have."""
-OUTPUT_LOST = 74
-"""The exit code where output could not be written, to a full disk for one: as `EX_IOERR` of sysexits."""
-_WAITING = re.compile(r"waiting for a person to answer (apr_[0-9a-f]+)")
 
 ConfigOption = typer.Option(
     None, "--config", metavar="FILE", help="The ringfence.yaml to use. Default: ./ringfence.yaml, else the user's own."
 )
 DemoOption = typer.Option(False, "--demo", help="Use the built-in example of `ringfence serve --demo`.")
-
-
-def fail(text: str, code: int = 1) -> NoReturn:
-    """Say what is wrong on stderr and exit."""
-    print(safe(text, lines=True), file=sys.stderr)
-    raise typer.Exit(code)
 
 
 # ── Configuration ─────────────────────────────────────────────────────────────────────────────────
@@ -88,24 +65,6 @@ def load(path: Path | None) -> Config:
         return config.load(found)
     except ConfigError as exc:
         fail(str(exc), 1)
-
-
-def own_config(path: Path | None, backend: str | None = None) -> Config:
-    """The configuration named, the user's own, or none. Never one in the current folder, which may hold the very
-    program that is to be confined."""
-    from ringfence.compose.runs import default_config  # noqa: PLC0415 - a verb that runs no box need not load it
-
-    try:
-        found = path or next((p for p in config.own_paths() if p.is_file()), None)
-    except ConfigError as exc:
-        fail(str(exc), 2)
-    if path is not None and not path.is_file():
-        fail(f"{path}: {'is not a regular file' if path.exists() else 'there is no such file'}", 2)
-    try:
-        loaded = default_config() if found is None else config.load(found)
-    except ConfigError as exc:
-        fail(str(exc), NO_BOX)
-    return loaded if backend is None else replace(loaded, sandbox=replace(loaded.sandbox, backend=backend))
 
 
 def state_of(path: Path | None, demo: bool) -> Path:
@@ -164,57 +123,6 @@ def dump(value: Any) -> None:
     print(json_text(value))
 
 
-# ── Running ───────────────────────────────────────────────────────────────────────────────────────
-
-
-def run(work: Callable[..., Awaitable[T]], *arguments: Any, fast: bool = False) -> T:
-    """Run asynchronous work to its end; of several errors at once, the first of ours is raised.
-
-    `fast` takes uvloop, which is worth its import where many calls are served; Windows has none.
-    """
-    fast = fast and sys.platform != "win32"
-    try:
-        return anyio.run(work, *arguments, backend_options={"use_uvloop": True} if fast else None)
-    except BaseExceptionGroup as group:
-        errors = _flat(group)
-        raise next((e for e in errors if isinstance(e, RingfenceError | OSError)), errors[0]) from group
-
-
-def _flat(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    out: list[BaseException] = []
-    for item in group.exceptions:
-        out.extend(_flat(item) if isinstance(item, BaseExceptionGroup) else [item])
-    return out
-
-
-@dataclass(slots=True)
-class OutsideEnd:
-    """How work is ended from outside, and the exit code if it was."""
-
-    scope: anyio.CancelScope
-    code: int | None = None
-
-    def end(self, code: int) -> None:
-        self.code = code
-        self.scope.cancel()
-
-
-@contextmanager
-def ended_by_signals() -> Iterator[OutsideEnd]:
-    """SIGTERM and SIGHUP cancel the work in here: boxes end first, and calls are closed on record."""
-    loop = asyncio.get_running_loop()
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    with anyio.CancelScope() as scope:
-        stop = OutsideEnd(scope)
-        for number in numbers:
-            loop.add_signal_handler(number, stop.end, 128 + number)
-        try:
-            yield stop
-        finally:
-            for number in numbers:
-                loop.remove_signal_handler(number)
-
-
 def own_command() -> list[str]:
     """The command that starts Ringfence, by a path that works from any folder."""
     beside = Path(sys.executable).with_name("ringfence")
@@ -222,51 +130,3 @@ def own_command() -> list[str]:
         return [str(beside)]
     found = shutil.which("ringfence")
     return [found] if found else [sys.executable, "-m", "ringfence.cli.main"]
-
-
-# ── Notifications to a caller at a terminal ───────────────────────────────────────────────────────
-
-
-class TerminalChannel:
-    """The channel of a caller at a terminal, who gets notifications and answers no questions."""
-
-    def __init__(self, where: str) -> None:
-        self.capabilities: Json = {}
-        self._where = where
-        self._seen: set[str] = set()
-
-    @classmethod
-    def under(cls, configured: Config) -> TerminalChannel:
-        """That of a caller whose runs are made in this process under a configuration of their own, or none."""
-        from ringfence.compose.runs import default_config  # noqa: PLC0415 - as above
-
-        return cls("" if configured.path == default_config().path else f" --config {configured.path}")
-
-    async def ask(self, questions: Mapping[str, Json]) -> Mapping[str, Json]:
-        return {}
-
-    async def notify(self, method: str, params: Json) -> None:
-        if method == "notifications/progress":
-            self.progress(params)
-
-    def progress(self, params: Json) -> None:
-        message = str(params.get("message") or "")
-        waiting = _WAITING.fullmatch(message)
-        if waiting is None:
-            total = f"/{params['total']}" if params.get("total") is not None else ""
-            say(f"progress {params.get('progress')}{total} {message}".rstrip())
-        elif waiting[1] not in self._seen:
-            self._seen.add(waiting[1])
-            say(f"waiting for a person; in another terminal: {self._answer(waiting[1])}")
-
-    def left_open(self, approval_id: str) -> None:
-        """The call ended without an answer: say how a person gives it, unless that was said."""
-        if approval_id not in self._seen:
-            say(f"to approve it: {self._answer(approval_id)}")
-
-    def _answer(self, approval_id: str) -> str:
-        return f"ringfence approvals approve {approval_id}{self._where}"
-
-
-def say(text: str) -> None:
-    print(safe(text), file=sys.stderr, flush=True)

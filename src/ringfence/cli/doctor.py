@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import anyio
 import typer
@@ -19,6 +19,7 @@ from ringfence.config.settings import SandboxSettings
 from ringfence.core.errors import Unavailable
 from ringfence.core.model import Json
 from ringfence.core.ports import Backend
+from ringfence.core.record import dataclass
 from ringfence.doctor import CATALOGUE, CLASSES, Case, CaseResult, Options, SuiteReport, placement, run
 from ringfence.doctor.placement import NOT_IN_SESSION, InSession, StayingBackend
 

@@ -1,213 +1,86 @@
-"""The command line, verb by verb."""
+"""The program `ringfence`.
+
+Every verb is read, run and explained by Typer, which takes longer to load than a box takes to run. So what has one
+meaning needs no Typer: `--version`, and `run` with words that are well-formed. All else is for `commands`.
+"""
 
 from __future__ import annotations
 
-import logging
+import gc
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
-
-import typer
-from typer.core import TyperGroup
 
 from ringfence import __version__
-from ringfence.cli.terminal import safe
-from ringfence.core import system
-from ringfence.core.errors import RingfenceError
+from ringfence.cli.verbs import VERBS as VERBS
 
-VERBS = {
-    "run": "Run a program in a fresh box.",
-    "box": "Make, use, pause, fork and remove boxes that stay.",
-    "host": "Check what boxes need of this host, and fix what is missing.",
-    "doctor": "Test every promise of a box on this host.",
-    "init": "Write a first ringfence.yaml, also from the servers that an MCP client has.",
-    "wrap": "Run any stdio MCP server in a box, as a drop-in command.",
-    "serve": "Serve the gateway that a ringfence.yaml describes.",
-    "check": "Check a ringfence.yaml and report every problem.",
-    "call": "Call one tool, through a running gateway or in this process.",
-    "approvals": "List the calls that wait for an approval, and answer them.",
-    "audit": "Read, explain, verify and export the audit log.",
-    "state": "Show what Ringfence keeps on this machine, where and how much, and prune its caches.",
-    "bench": "Measure what calls and boxes cost on this machine.",
-}
-_BOXED = ("run", "box", "host", "doctor", "wrap", "bench")
-"""Verbs that need boxes. On a system without them, they are not loaded."""
-_NO_BOX = 125
+# Not from typing, which is larger than all that `--version` needs.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import typer
+
+_INTERRUPTED = 130
+"""The exit code after Ctrl-C, as shells have it."""
 _NO_RE2 = (
     "RE2, which patterns and redaction need, is not installed: pip install google-re2 "
     "(on musl it is built from source: docs/other-systems.md)"
 )
-_ANY_WORDS = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        print(f"ringfence {__version__}")
-        raise typer.Exit()
-
-
-def root(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
-    verbose: bool = typer.Option(False, "--verbose", "-v", help="Print more on stderr."),
-) -> None:
-    """The layer between an AI agent and everything it can do: an MCP gateway with contracts, policy,
-    approvals and an audit log that can be verified, and boxes for untrusted code.
-
-    \b
-    ringfence run -c 'print(6 * 7)'     run something in a box
-    ringfence serve --demo              try it without any configuration
-    ringfence check                     check ./ringfence.yaml
-    ringfence audit explain last        why was the last call allowed or refused?
-    """
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING,
-        format="%(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
-
-
-class _Commands(TyperGroup):
-    """Words of the command line come back in errors: what a terminal would act upon, or hide, is escaped there."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        with _escaped():
-            return super().parse_args(ctx, args)
-
-    def invoke(self, ctx: Any) -> Any:
-        with _escaped():
-            return super().invoke(ctx)
-
-
-@contextmanager
-def _escaped() -> Iterator[None]:
+def main() -> None:
+    words = sys.argv[1:]
+    gc.disable()  # while modules are loaded, whatever it looked at would be found to be in use
     try:
-        yield
+        if words == ["--version"]:
+            print(f"ringfence {__version__}")
+        elif words[:1] != ["run"] or not _ran(words[1:]):
+            command = command_line(words)
+            gc.freeze()
+            gc.enable()
+            command()
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
     except Exception as exc:
-        # Errors of usage; their class has no public name.
-        if isinstance(exc, typer.BadParameter.__mro__[1]) and isinstance(message := getattr(exc, "message", None), str):
-            exc.message = safe(message, lines=True)  # type: ignore[attr-defined]
-        raise
+        _fail(exc)
 
 
 def command_line(words: list[str]) -> typer.Typer:
     """The commands. Only the verb that `words` name is loaded: `audit list` need not load a web server."""
-    app = typer.Typer(
-        name="ringfence",
-        cls=_Commands,
-        no_args_is_help=True,
-        add_completion=False,
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-    app.callback()(root)
-    # No option before the verb takes a value, so the first word that is not an option is the verb.
-    named = next((word for word in words if not word.startswith("-")), None)
-    for verb, summary in VERBS.items():
-        if verb != named:
-            app.command(verb, help=summary)(_not_loaded)
-            continue
-        if verb in _BOXED and (why := system.no_boxes()) is not None:
-            app.command(verb, context_settings=_ANY_WORDS)(_needing_linux(summary, why))
-            continue
-        found = load(verb)
-        if isinstance(found, typer.Typer):
-            app.add_typer(found, name=verb)
-        else:
-            app.command(verb)(found)
-    return app
+    from ringfence.cli import commands
+
+    return commands.command_line(words)
 
 
-def load(verb: str) -> Callable[..., None] | typer.Typer:
-    """The function or the group of commands of a verb. Each is imported when it is named, and no other."""
+def _ran(words: list[str]) -> bool:
+    """Run a program as these words say, and enable the collector when all is loaded. It does not return, unless they
+    are for Typer."""
     # ruff: noqa: PLC0415
-    match verb:
-        case "run":
-            from ringfence.cli.run import run
+    from ringfence.core import system
 
-            return run
-        case "box":
-            from ringfence.cli.box.command import box
+    if system.no_boxes() is not None:
+        return False
+    from ringfence.cli import run_words
 
-            return box
-        case "host":
-            from ringfence.cli.host import host
+    given = run_words.read(words)
+    if given is None:
+        return False
+    from ringfence.cli import logs, run
 
-            return host
-        case "doctor":
-            from ringfence.cli.doctor import doctor
-
-            return doctor
-        case "init":
-            from ringfence.cli.init.command import init
-
-            return init
-        case "wrap":
-            from ringfence.cli.wrap import wrap
-
-            return wrap
-        case "serve":
-            from ringfence.cli.serve import serve
-
-            return serve
-        case "check":
-            from ringfence.cli.check import check
-
-            return check
-        case "call":
-            from ringfence.cli.call import call
-
-            return call
-        case "approvals":
-            from ringfence.cli.approvals import approvals
-
-            return approvals
-        case "audit":
-            from ringfence.cli.audit import audit
-
-            return audit
-        case "state":
-            from ringfence.cli.state import state
-
-            return state
-        case "bench":
-            from ringfence.cli.bench.command import bench
-
-            return bench
-    raise AssertionError(f"no verb {verb}")
+    logs.log_to_stderr()
+    run.perform(**given)
 
 
-def _needing_linux(summary: str, why: str) -> Callable[[], None]:
-    """The command of a verb that does not work on this system: it says why."""
-
-    def command() -> None:
-        print(f"ringfence: {why}", file=sys.stderr)
-        raise typer.Exit(_NO_BOX)
-
-    command.__doc__ = f"{summary}\n\nNot on this system: {why}"
-    return command
-
-
-def _not_loaded() -> None:
-    """The placeholder of a verb that was not named, for the list of commands."""
-
-
-def main() -> None:
-    try:
-        command_line(sys.argv[1:])()
-    except RingfenceError as exc:
-        _fail(str(exc))
-    except ModuleNotFoundError as exc:
-        if exc.name != "re2":
-            raise
-        _fail(_NO_RE2)
-    except OSError as exc:
-        _fail(f"{exc.filename}: {exc.strerror}" if exc.filename and exc.strerror else str(exc))
-
-
-def _fail(text: str) -> None:
+def _fail(exc: Exception) -> None:
     """An error that a verb did not expect ends as one sentence. Its text may quote untrusted input."""
+    from ringfence.cli.terminal import safe
+    from ringfence.core.errors import RingfenceError
+
+    if isinstance(exc, RingfenceError):
+        text = str(exc)
+    elif isinstance(exc, ModuleNotFoundError) and exc.name == "re2":
+        text = _NO_RE2
+    elif isinstance(exc, OSError):
+        text = f"{exc.filename}: {exc.strerror}" if exc.filename and exc.strerror else str(exc)
+    else:
+        raise exc
     print(safe(text, lines=True), file=sys.stderr)
     sys.exit(1)
 

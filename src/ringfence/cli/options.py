@@ -11,26 +11,18 @@ from typing import Annotated
 
 import typer
 
-from ringfence.core.box import MIB
-from ringfence.core.sizes import parse_size
-
-_MOST_MB = 2**24
-"""The largest size that an option takes, in MiB."""
+from ringfence.cli.sizes import size_in_bytes
 
 
 def size(least_mb: int) -> Callable[[str], int]:
     """The parser of an option for a size, whose value is in bytes; errors say what is understood."""
+    read = size_in_bytes(least_mb)
 
     def parse(text: str) -> int:
         try:
-            number = parse_size(text)
+            return read(text)
         except ValueError as exc:
             raise typer.BadParameter(str(exc)) from None
-        if number < least_mb * MIB:
-            raise typer.BadParameter(f"{text} is too small: {least_mb}M is the least")
-        if number > _MOST_MB * MIB:
-            raise typer.BadParameter(f"{text} is too large: {_MOST_MB}M is the most")
-        return number
 
     return parse
 

@@ -6,13 +6,11 @@ import os
 import shutil
 import stat
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
-from ringfence.cli import common
-from ringfence.config.folders import touches_credentials
+from ringfence.cli import running
 from ringfence.core.box import MAX_SOURCE_BYTES, Input
-from ringfence.egress import rules
+from ringfence.core.record import dataclass
 
 _INSIDE = "/workspace/input"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -35,7 +33,7 @@ class RunTarget:
 def chosen(words: list[str], code: str | None, shell: str | None) -> RunTarget:
     """The one program that the command line names."""
     if code is not None and shell is not None:
-        common.fail("-c and --shell: give one of them", 2)
+        running.fail("-c and --shell: give one of them", 2)
     for word in (*words, code or "", shell or ""):
         _proper(word)
     if code is not None:
@@ -43,7 +41,7 @@ def chosen(words: list[str], code: str | None, shell: str | None) -> RunTarget:
     if shell is not None:
         return RunTarget(argv=("/bin/sh", "-c", shell, "sh", *words)) if words else RunTarget(command=shell)
     if not words:
-        common.fail("nothing to run: give a FILE, -c CODE or --shell CMD (ringfence run --help)", 2)
+        running.fail("nothing to run: give a FILE, -c CODE or --shell CMD (ringfence run --help)", 2)
     return _file(words[0], words[1:])
 
 
@@ -51,7 +49,7 @@ def _proper(word: str) -> None:
     try:
         word.encode()
     except UnicodeEncodeError:
-        common.fail("the command line is not UTF-8", 2)
+        running.fail("the command line is not UTF-8", 2)
 
 
 def _file(given: str, words: list[str]) -> RunTarget:
@@ -66,7 +64,7 @@ def _file(given: str, words: list[str]) -> RunTarget:
         folder = "/workspace/tmp" if name in ("input", "output", "tmp") else "/workspace"
         return RunTarget(code=text, argv=tuple(words), name=f"{folder}/{name}")
     if not by[0].startswith("/") and shutil.which(by[0], path=_PATH) is None:
-        common.fail(f"{given}: {by[0]} is not installed where boxes find it ({_PATH})", 2)
+        running.fail(f"{given}: {by[0]} is not installed where boxes find it ({_PATH})", 2)
     return RunTarget(argv=(*by, f"{_INSIDE}/{name}", *words), script=Input(name, data))
 
 
@@ -80,22 +78,22 @@ def _read(given: str) -> bytes:
         with open(0 if given == "-" else given, "rb", closefd=given != "-") as file:
             data = file.read(MAX_SOURCE_BYTES + 1)
     except (OSError, ValueError) as exc:
-        common.fail(f"{given}: {exc.strerror if isinstance(exc, OSError) else exc}", 2)
+        running.fail(f"{given}: {exc.strerror if isinstance(exc, OSError) else exc}", 2)
     if len(data) > MAX_SOURCE_BYTES:
-        common.fail(f"{given}: longer than {MAX_SOURCE_BYTES // 1024 // 1024} MiB, which is the most for a program", 2)
+        running.fail(f"{given}: longer than {MAX_SOURCE_BYTES // 1024 // 1024} MiB, which is the most for a program", 2)
     return data
 
 
 def source_text(data: bytes, what: str) -> str:
     """Source code, or the end of this command with what is wrong."""
     if len(data) > MAX_SOURCE_BYTES:
-        common.fail(f"{what}: longer than {MAX_SOURCE_BYTES // 1024 // 1024} MiB, which is the most for a program", 2)
+        running.fail(f"{what}: longer than {MAX_SOURCE_BYTES // 1024 // 1024} MiB, which is the most for a program", 2)
     if b"\0" in data:
-        common.fail(f"{what}: a NUL byte at offset {data.index(0)}: this is not source code", 2)
+        running.fail(f"{what}: a NUL byte at offset {data.index(0)}: this is not source code", 2)
     try:
         return data.decode()
     except UnicodeDecodeError as exc:
-        common.fail(f"{what}: not UTF-8: byte 0x{data[exc.start]:02x} at offset {exc.start}", 2)
+        running.fail(f"{what}: not UTF-8: byte 0x{data[exc.start]:02x} at offset {exc.start}", 2)
 
 
 def _interpreter(given: str, text: str) -> tuple[str, ...] | None:
@@ -113,11 +111,15 @@ def _interpreter(given: str, text: str) -> tuple[str, ...] | None:
 
 def places(given: list[str]) -> tuple[str, ...]:
     """The hosts and addresses that `--allow` names."""
+    if not given:
+        return ()
+    from ringfence.egress import rules  # noqa: PLC0415 - most name none
+
     for text in given:
         try:
             rules.pattern(text)
         except ValueError as exc:
-            common.fail(f"--allow {text}: {exc}", 2)
+            running.fail(f"--allow {text}: {exc}", 2)
     return tuple(given)
 
 
@@ -134,9 +136,9 @@ def inputs(given: list[Path], script: Input | None) -> tuple[Input, ...]:
         try:
             each.name.encode()
         except UnicodeEncodeError:
-            common.fail(f"--input: the name {each.name} is not UTF-8", 2)
+            running.fail(f"--input: the name {each.name} is not UTF-8", 2)
         if each.name in names:
-            common.fail(f"--input: two of them are called {each.name}", 2)
+            running.fail(f"--input: two of them are called {each.name}", 2)
         names.add(each.name)
     return tuple(found)
 
@@ -147,11 +149,11 @@ def _readable(path: Path, *, links: bool = True) -> Path:
         real = path.resolve(strict=True) if links else path
         regular = stat.S_ISREG(real.stat(follow_symlinks=False).st_mode)
     except (OSError, RuntimeError, ValueError) as exc:
-        common.fail(f"--input {path}: {exc.strerror if isinstance(exc, OSError) else exc}", 2)
+        running.fail(f"--input {path}: {exc.strerror if isinstance(exc, OSError) else exc}", 2)
     if not regular:
-        common.fail(f"--input {path}: neither a file nor a folder", 2)
+        running.fail(f"--input {path}: neither a file nor a folder", 2)
     if not os.access(real, os.R_OK):
-        common.fail(f"--input {path}: cannot be read", 2)
+        running.fail(f"--input {path}: cannot be read", 2)
     return real
 
 
@@ -174,7 +176,7 @@ def _tree(folder: Path) -> list[Input]:
 
 
 def _unreadable(exc: OSError) -> None:
-    common.fail(f"--input {exc.filename}: {exc.strerror}", 2)
+    running.fail(f"--input {exc.filename}: {exc.strerror}", 2)
 
 
 def output_folder(path: Path | None) -> Path | None:
@@ -184,20 +186,25 @@ def output_folder(path: Path | None) -> Path | None:
         path.mkdir(parents=True, exist_ok=True)
         real = path.resolve(strict=True)
     except (OSError, RuntimeError, ValueError) as exc:
-        common.fail(f"--output {path}: {exc.strerror if isinstance(exc, OSError) else exc}", 2)
+        running.fail(f"--output {path}: {exc.strerror if isinstance(exc, OSError) else exc}", 2)
     if not os.access(real, os.W_OK | os.X_OK):
-        common.fail(f"--output {path}: cannot be written to", 2)
+        running.fail(f"--output {path}: cannot be written to", 2)
     return real
 
 
 def trees(given: list[Path]) -> tuple[Path, ...]:
+    """The folders that `--tree` names."""
+    if not given:
+        return ()
+    from ringfence.config.folders import touches_credentials  # noqa: PLC0415 - most name none
+
     for path in given:
         if not path.is_dir():
-            common.fail(f"--tree {path}: not a folder", 2)
+            running.fail(f"--tree {path}: not a folder", 2)
         if not os.access(path, os.R_OK | os.X_OK):
-            common.fail(f"--tree {path}: cannot be read", 2)
+            running.fail(f"--tree {path}: cannot be read", 2)
         if why := touches_credentials(os.path.realpath(path)):
-            common.fail(f"--tree {path}: holds {why}; name a folder without it", 2)
+            running.fail(f"--tree {path}: holds {why}; name a folder without it", 2)
     return tuple(path.resolve() for path in given)
 
 
@@ -207,6 +214,6 @@ def environment(given: list[str], option: str = "--env") -> dict[str, str]:
         _proper(pair)
         name, equals, value = pair.partition("=")
         if not name or not equals:
-            common.fail(f"{option} {pair}: write it as NAME={'PORT' if option == '--port' else 'VALUE'}", 2)
+            running.fail(f"{option} {pair}: write it as NAME={'PORT' if option == '--port' else 'VALUE'}", 2)
         out[name] = value
     return out

@@ -1,107 +1,60 @@
-"""`ringfence run`: a program in a fresh box. Its exit code is the program's."""
+"""`ringfence run`: a program in a fresh box. Its exit code is the program's.
+
+It starts as fast as it can: what only some runs need is loaded by those.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import os
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NoReturn
 
-import typer
-
-from ringfence.cli import common, options, program
-from ringfence.cli.common import EXIT_CODES, TerminalChannel
+from ringfence.cli import program, running
+from ringfence.cli.running import EXIT_CODES, TerminalChannel
 from ringfence.cli.streams import Sink, StdinPipe
 from ringfence.cli.terminal import json_text, safe
+from ringfence.compose.run_request import RunRequest
+from ringfence.compose.runs import Runs
 from ringfence.config.settings import Config
 from ringfence.core.errors import RingfenceError
 from ringfence.core.model import Json, Outcome, Status
 
-if TYPE_CHECKING:
-    from ringfence.compose.run_request import RunRequest
-
 _MOST_NAMED = 10
 
-_Words = typer.Argument(
-    None, metavar="[FILE] [-- ARGS…]", help="A program (`-`: from stdin), and its arguments.", show_default=False
-)
-_Output = typer.Option(None, "--output", metavar="DIR", help="The folder to copy the files of /workspace/output to.")
-_Env = typer.Option(None, "--env", metavar="K=V", help="A variable of the program. May be repeated.")
-_Secrets = typer.Option(
-    None,
-    "--secret",
-    metavar="NAME",
-    help="A secret of the configuration: the program finds a placeholder for it in its environment. May be repeated.",
-)
-_Facts = typer.Option(None, "--facts", metavar="FILE", help="Write the facts as JSON; `-`: to stderr.")
-_Batch = typer.Option(
-    None,
-    "--batch",
-    metavar="FILE",
-    help="Programs, one JSON value a line: Python source, or `{code, id, timeout, env}` (`-`: from stdin).",
-)
-_Workers = typer.Option(
-    None, "--workers", min=1, metavar="N", help="How many of a batch run at a time. Default: 2 for each processor."
-)
-_Fresh = typer.Option(False, "--fresh", help="Give it an address layout and hash seed that no other box has.")
-_Trees = typer.Option(
-    None, "--tree", metavar="DIR", help="A folder that is readable in the box, at the same path. May be repeated."
-)
 
-
-def run(
-    words: list[str] | None = _Words,
-    code: options.Code = None,
-    shell: options.Shell = None,
-    batch: str | None = _Batch,
-    workers: int | None = _Workers,
-    backend: options.Backend = None,
-    timeout: options.ProgramTimeout = None,
-    memory: options.Memory = None,
-    disk: options.Disk = None,
-    pids: options.Pids = None,
-    allow: options.Allow = None,
-    listen: options.Listen = False,
-    package: options.Packages = None,
-    allow_package: options.AllowPackages = None,
-    inputs: options.Inputs = None,
-    output: Path | None = _Output,
-    env: list[str] | None = _Env,
-    secret: list[str] | None = _Secrets,
-    facts: str | None = _Facts,
-    template: options.Template = None,
-    fresh: bool = _Fresh,
-    tree: list[Path] | None = _Trees,
-    config_path: options.OwnConfig = None,
-) -> None:
-    """Run a program in a fresh box: without network, with only the files that you name, and with limits.
-
-    FILE is Python source. A file that ends in .js or .sh, or names another interpreter in its first line, is run by
-    that. Stdin is passed on unless it is a terminal. The working folder is /workspace, with input/, output/ and tmp/.
-
-    The exit code is the program's, or 128+n if signal n killed it. Ringfence's own are: 2 wrong usage, 124 timeout,
-    125 the box itself failed, 126 refused by policy, 137 killed by a limit.
-
-    With --batch, each program has a box of its own, the options hold for all of them, and a line of JSON is printed
-    for each, in their order: {"id", "status", "exit_status", "stdout", "stderr", "error", "ended", "facts"}. The exit
-    code is 0 if every program exited with status 0, else 1, or 125 if no box could be made.
-
-    \b
-    ringfence run script.py -- --verbose data.csv     a file, with arguments
-    ringfence run -c 'print(6 * 7)'                   a line of Python
-    ringfence run --shell 'wc -l input/*' --input data.csv
-    ringfence run train.py --timeout 300 --memory 2G --output results/
-    echo 1 2 3 | ringfence run -c 'print(sum(map(int, input().split())))'
-    ringfence run fetch.py --allow api.example.com:443 --allow '*.cdn.example.com'
-    ringfence run untrusted.js --facts facts.json     what it did, as the supervisor saw it
-    ringfence run --batch programs.jsonl --workers 8 --timeout 10 > results.jsonl
-    """
-    from ringfence.compose.run_request import RunRequest  # noqa: PLC0415 - `--help` need not load it
-
+def perform(
+    *,
+    words: list[str] | None = None,
+    code: str | None = None,
+    shell: str | None = None,
+    batch: str | None = None,
+    workers: int | None = None,
+    backend: str | None = None,
+    timeout: float | None = None,
+    memory: int | None = None,
+    disk: int | None = None,
+    pids: int | None = None,
+    allow: list[str] | None = None,
+    listen: bool = False,
+    package: list[str] | None = None,
+    allow_package: list[str] | None = None,
+    inputs: list[Path] | None = None,
+    output: Path | None = None,
+    env: list[str] | None = None,
+    secret: list[str] | None = None,
+    facts: str | None = None,
+    template: str | None = None,
+    fresh: bool = False,
+    tree: list[Path] | None = None,
+    config_path: Path | None = None,
+) -> NoReturn:
+    """What `ringfence run` does with its options; sizes are in bytes. It ends this process."""
     _one_or_many(batch, {"FILE": words, "-c": code, "--shell": shell, "--facts": facts}, workers)
     chosen = program.chosen(list(words or ()), code, shell) if batch is None else program.RunTarget(code="")
     wanted = RunRequest(
@@ -126,27 +79,28 @@ def run(
         from ringfence.cli.batch import read_batch, run_batch  # noqa: PLC0415 - most run one program
 
         programs = read_batch(batch, wanted)
-        raise typer.Exit(common.run(run_batch, programs, common.own_config(config_path, backend), workers))
-    settings = common.own_config(config_path, backend)
+        raise SystemExit(running.run(run_batch, programs, running.own_config(config_path, backend), workers))
+    settings = running.own_config(config_path, backend)
     if facts is not None and facts != "-" and wanted.output and Path(facts).resolve().is_relative_to(wanted.output):
-        common.fail(f"--facts {facts}: is in the folder of --output, where the program chooses what each file holds", 2)
+        why = "is in the folder of --output, where the program chooses what each file holds"
+        running.fail(f"--facts {facts}: {why}", 2)
     report = FactsFile(facts)
-    raise typer.Exit(common.run(run_program, wanted, settings, report, not chosen.reads_stdin))
+    raise SystemExit(running.run(run_program, wanted, settings, report, not chosen.reads_stdin))
 
 
 def _one_or_many(batch: str | None, of_one: Mapping[str, object], workers: int | None) -> None:
     """A batch has what is said of one program in its lines."""
     if batch is None and workers is not None:
-        common.fail("--workers: how many programs of a --batch run at a time; there is none", 2)
+        running.fail("--workers: how many programs of a --batch run at a time; there is none", 2)
     for option, given in of_one.items():
         if batch is not None and given is not None and given != []:
             why = "the facts are in each line of the output" if option == "--facts" else "the programs are in its lines"
-            common.fail(f"--batch and {option}: give one of them; with --batch, {why}", 2)
+            running.fail(f"--batch and {option}: give one of them; with --batch, {why}", 2)
 
 
 def _limits(timeout: float | None, memory: int | None, disk: int | None, pids: int | None) -> dict[str, float]:
     if timeout is not None and not math.isfinite(timeout):
-        common.fail("--timeout: not a number of seconds", 2)
+        running.fail("--timeout: not a number of seconds", 2)
     given = {"memory_bytes": memory, "disk_bytes": disk, "wall_seconds": timeout, "processes": pids}
     return {name: value for name, value in given.items() if value is not None}
 
@@ -164,7 +118,7 @@ class FactsFile:
                 descriptor = os.dup(2) if path == "-" else os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
                 self._file = os.fdopen(descriptor, "w", encoding="utf-8")
             except OSError as exc:
-                common.fail(f"--facts {path}: {exc.strerror}", 2)
+                running.fail(f"--facts {path}: {exc.strerror}", 2)
 
     def write(self, facts: Json) -> None:
         if self._file is not None:
@@ -174,8 +128,6 @@ class FactsFile:
 
 async def run_program(wanted: RunRequest, configured: Config, report: FactsFile, with_stdin: bool) -> int:
     """Run the program in a box of this process, streamed and on record; returns the exit code."""
-    from ringfence.compose.runs import Runs  # noqa: PLC0415 - as above
-
     sink = Sink()
     source = StdinPipe() if with_stdin and StdinPipe.there() else None
     if source is not None:
@@ -183,21 +135,23 @@ async def run_program(wanted: RunRequest, configured: Config, report: FactsFile,
     outcome: Outcome | None = None
     terminal = TerminalChannel.under(configured)
     try:
-        with common.ended_by_signals() as stop:
+        with running.ended_by_signals() as stop:
             loop = asyncio.get_running_loop()
-            sink.on_broken = lambda: loop.call_soon_threadsafe(stop.end, common.BROKEN_PIPE)
-            async with Runs.open(configured) as runs:
+            sink.on_broken = lambda: loop.call_soon_threadsafe(stop.end, running.BROKEN_PIPE)
+            async with Runs.open(configured, keep_ready=0) as runs:
+                gc.freeze()
+                gc.enable()
                 outcome = await runs.run(wanted, origin="cli", tell=sink.tell, channel=terminal)
     except RingfenceError as exc:
         _say(str(exc))
-        return common.NO_BOX
+        return running.NO_BOX
     finally:
         sink.close()
         if source is not None:
             source.close()
     lost = sink.lost
     if outcome is None:
-        return lost or (stop.code if stop.code is not None else common.NO_BOX)
+        return lost or (stop.code if stop.code is not None else running.NO_BOX)
     if wanted.output is not None:
         _name_left_out(outcome)
     code = _ended(outcome, sink, report)

@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 import typer
@@ -18,6 +18,7 @@ from ringfence.config import Config, paths
 from ringfence.core import system
 from ringfence.core.errors import ConfigError, StoreError, Unavailable
 from ringfence.core.model import Json
+from ringfence.core.record import dataclass
 from ringfence.core.sizes import short_size
 from ringfence.packages.allowlist import normalized
 from ringfence.packages.cache import FOLDER, CacheEntry, PackageCache
@@ -122,6 +123,8 @@ def survey(folder: Path, named: Path | None) -> list[StatePlace]:
     places = [*_outside(folder, named), *_log(folder), *_sessions(folder), *_packages(folder)]
     how = "stays: it has a log of its own"
     places.append(StatePlace("demo", folder / "demo", "the state of `ringfence serve --demo`", how))
+    how = "stays: it holds for an hour, and is made anew"
+    places.append(StatePlace("self-test", folder / "selftest.json", "what boxes were seen to have on this host", how))
     known = {each.path.relative_to(folder).parts[0] for each in places if each.path.is_relative_to(folder)}
     known |= {*_DATABASE, "chains"}
     other = StatePlace("other", folder, "files that are none of ours", "stays", ())

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from ringfence.cli.common import BROKEN_PIPE, OUTPUT_LOST, say
+from ringfence.cli.running import BROKEN_PIPE, OUTPUT_LOST, say
 from ringfence.cli.terminal import safe
 from ringfence.core.box import Stream
 from ringfence.core.system import write_all

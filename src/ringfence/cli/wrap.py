@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from ringfence.config.settings import Config
 from ringfence.core.box import Mount, Stream
 from ringfence.core.errors import RingfenceError
 from ringfence.core.model import SYSTEM, ServerSpec
+from ringfence.core.record import dataclass
 from ringfence.core.system import write_all
 
 if TYPE_CHECKING:

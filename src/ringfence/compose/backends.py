@@ -4,6 +4,7 @@ caller that wants a box alone loads no more."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringfence.config.settings import SandboxSettings
@@ -17,8 +18,13 @@ if TYPE_CHECKING:
 BACKENDS = ("process", "wasm", "oci", "gvisor", "docker", "microvm", "firecracker", "microsandbox", "auto")
 
 
-def make_backend(settings: SandboxSettings) -> ProcessBackend:
+def make_backend(
+    settings: SandboxSettings, state: Path | None = None, *, keep_ready: int | None = None
+) -> ProcessBackend:
     """The backend that the configuration names, never another. Nothing is started yet.
+
+    `state`: where it remembers what it found out about this host. `keep_ready`: boxes of a kind; as many as suit this
+    machine where nothing is said.
 
     Raises Unavailable, naming what is missing.
     """
@@ -34,7 +40,13 @@ def make_backend(settings: SandboxSettings) -> ProcessBackend:
     from ringfence.sandbox.process.host.capabilities import HostCapabilities  # noqa: PLC0415
 
     HostCapabilities.detect().require(settings.accept_missing)
-    return ProcessBackend(accept_missing=settings.accept_missing, templates=templates(settings), setups=settings.setups)
+    return ProcessBackend(
+        accept_missing=settings.accept_missing,
+        templates=templates(settings),
+        setups=settings.setups,
+        depth=keep_ready,
+        state=state,
+    )
 
 
 def templates(settings: SandboxSettings) -> Mapping[str, tuple[str, ...]]:

@@ -120,9 +120,9 @@ def main() -> None:
 
     @asynccontextmanager
     async def open_sessions() -> AsyncIterator[SessionManager]:
-        backend = make_backend(settings)
+        state = Path(folder).parent
+        backend = make_backend(settings, state)
         try:
-            state = Path(folder).parent
             rules = keeper_rules(settings)
             serve = _serve_by(_installer(state, backend, settings))
             yield await SessionManager.open(backend, state / "sessions", rules, serve, peer_uid)

@@ -9,12 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import anyio
 
 from ringfence import identity
 from ringfence.audit.keys import load_or_create
@@ -31,6 +29,7 @@ from ringfence.config.settings import (
     sealed,
 )
 from ringfence.core import canonical
+from ringfence.core.aio import finished, in_thread
 from ringfence.core.box import MIB, Attached, Installs, Limits, OnOutput
 from ringfence.core.errors import Refused, StoreError, Unavailable
 from ringfence.core.model import (
@@ -46,6 +45,7 @@ from ringfence.core.model import (
     Transport,
 )
 from ringfence.core.ports import Channel, PackageInstaller, UpstreamRequest
+from ringfence.core.record import dataclass
 from ringfence.governance.approvals import Approvals
 from ringfence.governance.budget import Budget
 from ringfence.governance.contract import Catalog, Schemas, build, built_in
@@ -76,13 +76,13 @@ _MOST_RESOURCE_BYTES = 16 * MIB
 # ── What boxes a configuration gives ──────────────────────────────────────────────────────────────
 
 
-def make_executor(settings: SandboxSettings, state: Path | None = None) -> Executor:
+def make_executor(settings: SandboxSettings, state: Path | None = None, *, keep_ready: int | None = None) -> Executor:
     """Our own tools over the backend that the configuration names, never another. Nothing is started yet.
 
     Sessions are those of the keeper of a state folder; without one, or where none may be, there are none. Raises
     Unavailable, naming what is missing.
     """
-    backend = make_backend(settings)
+    backend = make_backend(settings, state, keep_ready=keep_ready)
     given = provision(settings)
     if state is None:
         return Executor(backend, replace(given, lives=None))
@@ -260,19 +260,25 @@ class Runs:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, settings: Config, executor: Executor | None = None) -> AsyncIterator[Runs]:
-        """Raises Unavailable where no box can be made here, StoreError where nothing could be recorded."""
+    async def open(
+        cls, settings: Config, executor: Executor | None = None, *, keep_ready: int | None = None
+    ) -> AsyncIterator[Runs]:
+        """`keep_ready`: boxes that are kept ready for further runs.
+
+        Raises Unavailable where no box can be made here, StoreError where nothing could be recorded.
+        """
         secrets = ConfiguredSecrets(settings)
         await secrets.load()
-        executor = executor or make_executor(settings.sandbox, settings.gateway.state)
+        executor = executor or make_executor(settings.sandbox, settings.gateway.state, keep_ready=keep_ready)
         keys = load_or_create(paths.key_folder())
-        store = await anyio.to_thread.run_sync(Store.open, settings.gateway.state, keys)
+        store = await finished(in_thread(partial(Store.open, settings.gateway.state, keys)))
         try:
             async with redacted_logs(lambda: secrets):
                 yield cls(settings, store, executor, secrets)
         finally:
-            with anyio.CancelScope(shield=True):
-                await executor.close()
+            try:
+                await finished(executor.close())
+            finally:
                 try:
                     store.close()  # here, not in a thread: at the end of a process none may be available
                 except StoreError as exc:

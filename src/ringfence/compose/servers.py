@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from ringfence.core.box import BoxReport, Limits, Mount, within
 from ringfence.core.errors import OutcomeUnknown, Refused, Unavailable
 from ringfence.core.model import Definition, Json, Principal, ServerSpec
 from ringfence.core.ports import Access, Router, UpstreamRequest
+from ringfence.core.record import dataclass
 from ringfence.core.sessions import SessionBackend
 from ringfence.sandbox.servers.startup_diagnosis import MissingGrant, diagnose
 from ringfence.sandbox.tools.executor import Executor

@@ -11,7 +11,6 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +21,7 @@ from ringfence.config.yaml import read_file
 from ringfence.core import canonical
 from ringfence.core.errors import ConfigError, Problem
 from ringfence.core.quoting import quoted
+from ringfence.core.record import dataclass
 from ringfence.secrets.redaction import SecretMatcher
 
 MOST_SERVERS = 100

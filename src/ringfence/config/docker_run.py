@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from ringfence.config.folders import touches_credentials
 from ringfence.config.yaml import read_file
 from ringfence.core.quoting import quoted
+from ringfence.core.record import dataclass
 
 _LONGEST_FILE = 65_536
 _MOST_LINES = 256

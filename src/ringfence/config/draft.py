@@ -6,7 +6,7 @@ What fits is kept, so that the later checks go on and all problems are reported 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -18,6 +18,7 @@ from ringfence.config.validators import did_you_mean
 from ringfence.config.yaml import Where, YamlSource, kind
 from ringfence.core.errors import Problem
 from ringfence.core.quoting import quoted
+from ringfence.core.record import dataclass
 
 S = TypeVar("S", bound=Shape)
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from ringfence.core.record import dataclass
 
 _SETTERS = ("env", "cross-env")
 _OTHERS = ("cross-env-shell", "sudo", "doas")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import cast
 
@@ -28,6 +28,7 @@ from ringfence.core.model import (
     ServerSpec,
     VaultSpec,
 )
+from ringfence.core.record import dataclass
 from ringfence.governance import contract, policy
 from ringfence.packages.cache import AT, folder_of
 from ringfence.sandbox.tools.toolkit import BOX_MAKERS

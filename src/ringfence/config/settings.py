@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +11,7 @@ from ringfence.core import canonical
 from ringfence.core.box import SetUp
 from ringfence.core.errors import Problem
 from ringfence.core.model import ApprovalRule, Contract, NetworkSpec, Person, Rule, SecretSpec, ServerSpec, VaultSpec
+from ringfence.core.record import dataclass
 
 SANDBOX_NETWORK = "sandbox"
 """The network that `sandbox.network_enabled` gives to boxes whose contract names none."""

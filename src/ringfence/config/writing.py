@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ringfence.core import invisible
 from ringfence.core.model import Json
+from ringfence.core.record import dataclass
 
 _BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
 _MEANS_SOMETHING = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})

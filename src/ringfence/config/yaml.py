@@ -11,7 +11,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from ruamel.yaml.reader import ReaderError
 
 from ringfence.core import invisible, system
 from ringfence.core.errors import Problem
+from ringfence.core.record import dataclass
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 32

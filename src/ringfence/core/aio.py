@@ -7,9 +7,8 @@ import importlib
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
-
-import anyio
 
 T = TypeVar("T")
 
@@ -64,12 +63,38 @@ async def to_the_end(running: Coroutine[Any, Any, T]) -> T:
         await over.wait()  # and not for the task itself, which would be cancelled with us, as often as we are
     except asyncio.CancelledError:
         task.cancel()
-        with anyio.CancelScope(shield=True):
+        with shield():
             await asyncio.wait({task})
         if not task.cancelled():
             task.exception()  # looked at; whatever it was, the caller has gone
         raise
     return task.result()
+
+
+async def finished(work: Coroutine[Any, Any, T]) -> T:
+    """Do work to its end, however often its caller is cancelled meanwhile; the caller is told after it."""
+    task = begun(work)
+    given_up: asyncio.CancelledError | None = None
+    with shield():
+        while not task.done():
+            try:
+                await asyncio.wait((task,))
+            except asyncio.CancelledError as exc:
+                given_up = exc
+    if given_up is not None:
+        _look_at(task)
+        raise given_up
+    return task.result()
+
+
+def shield() -> AbstractContextManager[object]:
+    """No scope of anyio that is cancelled disturbs what is awaited in here.
+
+    Where nobody has loaded anyio there is no such scope; a single run then does not wait for it to be loaded.
+    """
+    if "anyio" not in sys.modules:
+        return nullcontext()
+    return importlib.import_module("anyio").CancelScope(shield=True)  # type: ignore[no-any-return]
 
 
 def when(after: asyncio.Future[Any] | None, act: Callable[[], None]) -> None:

@@ -8,8 +8,10 @@ is kept nowhere.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from secrets import token_hex
+
+from ringfence.core.record import dataclass
 
 _PLACEHOLDER = "ringfence_"
 

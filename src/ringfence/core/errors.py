@@ -21,11 +21,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from ringfence.core.model import Status
 from ringfence.core.quoting import quoted
+from ringfence.core.record import dataclass
 
 _LONGEST = 3900
 """The most characters that are quoted of the output of a caller's code."""

@@ -7,12 +7,12 @@ call. A *grant* is permission to run it once. An *outcome* is how it ended; a re
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Any, Literal
 
 from ringfence.core.box import NOBODY_LISTENS, Attached, CommandRules, Listening, Mount, Ran
-from ringfence.core.record import plain
+from ringfence.core.record import dataclass, plain
 from ringfence.core.sessions import Within
 
 Json = dict[str, Any]

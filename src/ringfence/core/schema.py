@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from typing import Any
@@ -17,6 +16,7 @@ from urllib.parse import unquote
 import jsonschema_rs
 
 from ringfence.core import canonical
+from ringfence.core.record import dataclass
 
 MAX_SCHEMA_BYTES = 256 * 1024
 MAX_VALUE_BYTES = 64_000_000

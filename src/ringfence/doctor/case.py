@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from ringfence.core.box import MIB, BoxReport, Layout, Limits, NetworkRule, Programs
 from ringfence.core.model import Json
+from ringfence.core.record import dataclass
 from ringfence.doctor.fake_internet import Answers
 from ringfence.doctor.props import Props
 

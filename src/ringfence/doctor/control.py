@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from ringfence.core import system
 from ringfence.core.box import BoxReport, BoxSpec, Captured, OnOutput, Stream
 from ringfence.core.errors import Unavailable
 from ringfence.core.model import Json
+from ringfence.core.record import dataclass
 from ringfence.doctor.case import Control
 from ringfence.doctor.props import CONTROL_ID, secret
 

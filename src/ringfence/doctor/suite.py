@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from textwrap import dedent
 
@@ -20,6 +20,7 @@ from ringfence.core.box import BoxReport, BoxSpec, Captured, Input, Listening, P
 from ringfence.core.errors import RingfenceError, Unavailable
 from ringfence.core.model import Json
 from ringfence.core.ports import Backend
+from ringfence.core.record import dataclass
 from ringfence.doctor import judging
 from ringfence.doctor.case import Case, CaseResult, SuiteReport, Trial
 from ringfence.doctor.cases import CATALOGUE

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,6 +18,7 @@ from ringfence.core import own_ports
 from ringfence.core.box import NetworkRule, Reply
 from ringfence.core.brokering import OutboundRequest
 from ringfence.core.errors import Refused, Unavailable
+from ringfence.core.record import dataclass
 from ringfence.egress import http1, names
 from ringfence.egress.dial import Dialler
 from ringfence.egress.gate import Gate

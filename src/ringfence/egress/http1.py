@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass
 from typing import Literal
 
+from ringfence.core.record import dataclass
 from ringfence.egress.ledger import Failed, Malformed
 from ringfence.egress.wire import Closed, HttpWire
 

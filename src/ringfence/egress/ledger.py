@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal, TypedDict
 
 from ringfence.core.box import NetworkRule
+from ringfence.core.record import dataclass
 from ringfence.egress import names
 from ringfence.egress.names import Endpoint
 

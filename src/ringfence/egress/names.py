@@ -12,12 +12,12 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 
 import idna
 
 from ringfence.core.quoting import quoted
+from ringfence.core.record import dataclass
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import unquote_to_bytes
 
 from ringfence.core.box import InstallIndex, NetworkRule
 from ringfence.core.quoting import quoted
+from ringfence.core.record import dataclass
 from ringfence.egress import names
 from ringfence.egress.http1 import as_variable
 from ringfence.egress.names import Endpoint, Host, Range

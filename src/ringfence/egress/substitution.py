@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Protocol
 
 from ringfence.core.brokering import OutboundRequest
+from ringfence.core.record import dataclass
 from ringfence.egress.http1 import NO_BODY, Framing, HttpResponse
 from ringfence.egress.ledger import Failed
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass
 
+from ringfence.core.record import dataclass
 from ringfence.egress import names
 from ringfence.egress.gate import Gate
 from ringfence.egress.ledger import Forbidden, LedgerEntry, RuleMeter, Stopped

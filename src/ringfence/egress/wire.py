@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import re
 import ssl
-from dataclasses import dataclass
 
+from ringfence.core.record import dataclass
 from ringfence.egress.ledger import LedgerEntry, Malformed
 
 _PIECE = 64 * 1024

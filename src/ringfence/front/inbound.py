@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import anyio
@@ -17,6 +17,7 @@ from mcp_types import INVALID_PARAMS
 from ringfence.core import canonical
 from ringfence.core.errors import Refused
 from ringfence.core.model import Call, Json, Origin, Outcome, Principal, Status
+from ringfence.core.record import dataclass
 from ringfence.governance.pipeline import Pipeline
 
 log = logging.getLogger("ringfence.front")

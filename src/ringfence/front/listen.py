@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -28,6 +27,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from ringfence.core import system
 from ringfence.core.errors import Unavailable
 from ringfence.core.model import Principal
+from ringfence.core.record import dataclass
 from ringfence.front.http import PEER, HttpFront, Identify
 from ringfence.front.refusals import Refusal, Refusals
 from ringfence.identity import peer_uid

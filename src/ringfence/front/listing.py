@@ -6,11 +6,11 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 
 from ringfence.core import canonical, invisible
 from ringfence.core.errors import Refused
 from ringfence.core.model import Call, Contract, Definition, Json, Origin, Principal, ServerSpec, Transport
+from ringfence.core.record import dataclass
 from ringfence.governance.pipeline import Pipeline
 from ringfence.governance.rulebook import Rulebook, allowed_item
 from ringfence.governance.uris import normal_uri

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import anyio
 from mcp_types import (
@@ -24,6 +24,7 @@ from mcp_types import (
 
 from ringfence.core.errors import StoreError
 from ringfence.core.model import Json, Origin, Principal
+from ringfence.core.record import dataclass
 from ringfence.store import Store
 
 log = logging.getLogger("ringfence.front")

@@ -7,18 +7,19 @@ is worth, the signed log alone says.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-
-import anyio
-import anyio.to_thread
+from contextlib import suppress
+from dataclasses import replace
 
 from ringfence.audit.approvals import ProvenApproval
+from ringfence.core.aio import in_thread
 from ringfence.core.errors import Refused
 from ringfence.core.expression import Expression, ExpressionError
 from ringfence.core.model import ApprovalRule, Call, Contract, Decision, Json, Person, Status
 from ringfence.core.ports import Channel
+from ringfence.core.record import dataclass
 from ringfence.store import Approval, ApprovalQuestion, RowNotFound, Store, Unproven
 
 ALWAYS = ApprovalRule(name="always")
@@ -50,7 +51,7 @@ class Approvals:
         self._people = people
         self._conditions = {n: Expression(r.when) for n, r in rules.items() if r.when is not None}
         self._wait = wait_seconds
-        self._making: anyio.CapacityLimiter | None = None
+        self._making = asyncio.Lock()
         """Summaries are made one at a time: more threads would take the interpreter from the loop."""
 
     def requirement(self, contract: Contract, decision: Decision, variables: Callable[[], Json]) -> Requirement | None:
@@ -170,24 +171,25 @@ class Approvals:
                 expires_at=now + requirement.expires_seconds,
             )
 
-        self._making = self._making or anyio.CapacityLimiter(1)
-        asked = await anyio.to_thread.run_sync(question, limiter=self._making)
+        async with self._making:
+            asked = await in_thread(question)
         return await self._store.write(lambda tx: tx.ask_approval(asked), durable=True)
 
     async def _await_answer(self, approval: Approval, channel: Channel, wait: float) -> Approval:
         """The question once it has an answer, or as it stands when there is no more time for one."""
-        started = anyio.current_time()
+        started = asyncio.get_running_loop().time()
         left = approval.expires_at - time.time()
         until = started + min(wait, left)
         if approval.state == "pending" and until > started:
             with self._store.waiting.answer_to(approval) as answered:
-                while not answered.is_set() and (now := anyio.current_time()) < until:
+                while not answered.is_set() and (now := asyncio.get_running_loop().time()) < until:
                     note = {"progress": now - started, "message": f"waiting for a person to answer {approval.id}"}
                     await channel.notify("notifications/progress", note)
-                    with anyio.move_on_after(min(until - now, _PROGRESS_SECONDS)):
-                        await answered.wait()
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(min(until - now, _PROGRESS_SECONDS)):
+                            await answered.wait()
         found = find(self._store, approval.id, brief=True)
-        late = left <= wait and anyio.current_time() >= until
+        late = left <= wait and asyncio.get_running_loop().time() >= until
         return replace(found, state="expired") if late and found.state == "pending" else found
 
 

@@ -13,7 +13,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import NoReturn, Protocol
 from urllib.parse import unquote
 
@@ -29,6 +29,7 @@ from ringfence.core.brokering import (
 from ringfence.core.errors import Refused, StoreError, Unavailable
 from ringfence.core.model import Call, Contract, Decision, Json, Mode, Principal, Receipt, SecretSpec, Status
 from ringfence.core.ports import Access
+from ringfence.core.record import dataclass
 from ringfence.core.secret import reveal
 from ringfence.egress import names
 from ringfence.egress.rules import Pattern, only_path, overrides_method, overrides_path, pattern

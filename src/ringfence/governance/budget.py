@@ -9,12 +9,13 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import TracebackType
 from typing import Generic, TypeVar
 
 from ringfence.core.errors import Refused
 from ringfence.core.model import Call, Contract, Status
+from ringfence.core.record import dataclass
 
 LOOP_FAILURES = 200
 LOOP_SECONDS = 60.0

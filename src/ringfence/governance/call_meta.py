@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ringfence.core import canonical
 from ringfence.core.model import Json
+from ringfence.core.record import dataclass
 
 TRACE = ("traceparent", "tracestate", "baggage")
 """W3C's trace context and baggage. They change with every repetition of a call, so no digest of it holds them."""

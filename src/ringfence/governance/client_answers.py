@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from ringfence.core import canonical
@@ -17,6 +17,7 @@ from ringfence.core.errors import Refused, StoreError
 from ringfence.core.expression import variables
 from ringfence.core.model import Call, Decision, Json, Status
 from ringfence.core.ports import Channel
+from ringfence.core.record import dataclass
 from ringfence.core.schema import Schema, Unusable
 from ringfence.governance import approval_binding, journal
 from ringfence.governance.approvals import unproven

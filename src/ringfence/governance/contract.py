@@ -6,10 +6,9 @@ results against the pinned JSON Schema. `Catalog` answers which capability a cal
 
 from __future__ import annotations
 
-import difflib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import re2
@@ -32,6 +31,7 @@ from ringfence.core.model import (
     Transport,
 )
 from ringfence.core.quoting import quoted
+from ringfence.core.record import dataclass
 from ringfence.core.schema import Schema, Unusable
 from ringfence.sandbox.tools import toolkit
 
@@ -321,6 +321,8 @@ class Catalog:
 
     def _unknown(self, tool: str, environment: str) -> Refused:
         names = [capability.contract.name for capability in self.offered(environment)]
+        import difflib  # noqa: PLC0415 - for names that do not exist
+
         near = difflib.get_close_matches(tool[:128], names, n=3)
         hint = f" Did you mean {' or '.join(repr(name) for name in near)}?" if near else ""
         return Refused(Status.VALIDATION_FAILURE, "unknown_tool", f"There is no tool {quoted(tool, 128)}.{hint}")

@@ -6,12 +6,11 @@ asks (a box, a secret, a confined network) is refused here, never replaced by le
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from urllib.parse import urlsplit
-
-import anyio
 
 from ringfence.core.box import NO_OUTSIDE, Mount, Outside
 from ringfence.core.errors import OutcomeUnknown, Refused, Unavailable
@@ -29,7 +28,7 @@ from ringfence.core.model import (
     Transport,
 )
 from ringfence.core.ports import TURNED_AWAY, Access, Channel, Router, UpstreamRequest, Upstreams
-from ringfence.egress import names, rules
+from ringfence.core.record import dataclass
 from ringfence.governance import effects
 from ringfence.sandbox.tools.executor import Executor
 from ringfence.sandbox.tools.toolkit import FORKS_A_SESSION, RUNS_IN_A_SESSION, SIGNALS_A_PROCESS, WRITES_FILES
@@ -186,7 +185,7 @@ class Dispatcher:
             left = _time_left(grant) - pause
             if left <= 0:
                 raise problem
-            await anyio.sleep(pause)
+            await asyncio.sleep(pause)
             attempt += 1
 
     async def _attempt(self, grant: Grant, channel: Channel, timeout: float) -> Answer:
@@ -230,6 +229,8 @@ class Dispatcher:
 
 def network_allows(network: NetworkSpec, host: str, port: int) -> bool:
     """Whether an entry (`host`, `*.ending`, an address or a range, each with `:port` or for every port) covers it."""
+    from ringfence.egress import names, rules  # noqa: PLC0415 - most calls have no network
+
     try:
         place = names.Endpoint(names.host(host), port)
     except names.BadName:

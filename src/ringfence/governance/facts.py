@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
@@ -16,8 +16,8 @@ from typing import Any
 from ringfence.core import canonical
 from ringfence.core.box import BoxReport, Captured, FileFact, Ran
 from ringfence.core.model import Call, Contract, Decision, Effect, Json, Mode, Status
+from ringfence.core.record import dataclass
 from ringfence.core.sessions import Within
-from ringfence.egress.ledger import looked_up
 from ringfence.governance.effects import NO_EFFECTS, PossibleEffects
 from ringfence.packages.index_address import INDEX_HOST
 from ringfence.sandbox.tools.limits import limit_words, signal_words, span
@@ -283,7 +283,10 @@ def _copied(ending: Ending) -> bool | None:
 
 def _went_out(network: Mapping[str, Any]) -> bool:
     asked = [entry for which in ("allowed", "failed") for entry in network.get(which, ())]
-    asked += [entry for entry in network.get("denied", ()) if looked_up(entry["host"], entry.get("reason"))]
+    if denied := network.get("denied", ()):
+        from ringfence.egress.ledger import looked_up  # noqa: PLC0415 - most boxes ask for nothing
+
+        asked += [entry for entry in denied if looked_up(entry["host"], entry.get("reason"))]
     # Bytes are those of hosts outside alone: our own index answers here. An answer that comes in later is no request.
     return network.get("bytes_out", 0) > 0 or any(entry["host"] != INDEX_HOST and entry["count"] > 0 for entry in asked)
 

@@ -13,18 +13,19 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import field
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, cast
 
-import anyio
 import re2
 
 from ringfence.core import canonical, excerpt, invisible
+from ringfence.core.aio import in_thread
 from ringfence.core.errors import Refused
 from ringfence.core.model import Contract, Definition, GuardedText, Json, Status, Transport, own_words
 from ringfence.core.ports import SAID_IN_CALLS, Channel, Redactor
+from ringfence.core.record import dataclass
 from ringfence.core.secret import REPLACEMENT
 from ringfence.sandbox.tools import toolkit
 
@@ -208,7 +209,7 @@ class Guard:
             encoded = None
         if encoded is None or len(encoded) <= _LONG:
             return self.inspect(contract, definition, result, encoded)
-        return await anyio.to_thread.run_sync(self.inspect, contract, definition, result, encoded)
+        return await in_thread(partial(self.inspect, contract, definition, result, encoded))
 
     async def said(self, contract: Contract, params: Json) -> Json:
         """What a server says or asks, as a client may hear it. Raises Refused, also where it is too long."""
@@ -217,7 +218,7 @@ class Guard:
             raise Refused(Status.FAILED, "too_large", f"it has {size} bytes, and may have {_MOST_SAID}")
         if size <= _LONG:
             return cast("Json", self.redacted(contract, params))
-        return cast("Json", await anyio.to_thread.run_sync(self.redacted, contract, params))
+        return cast("Json", await in_thread(partial(self.redacted, contract, params)))
 
     def error_data(self, contract: Contract, data: Any) -> Any:
         """What a server says beside an error. Raises Refused, also where it is too long."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
-
-import anyio
 
 from ringfence.core import canonical
 from ringfence.core.errors import Refused
 from ringfence.core.expression import Expression, ExpressionError
 from ringfence.core.model import Call, Contract, GuardedText, Json, Outcome, Status
+from ringfence.core.record import dataclass
 from ringfence.store import KeyRow, Store, Transaction
 
 MOST_KEPT = 65_536
@@ -57,18 +56,18 @@ class IdempotencyKeys:
 
     async def earlier(self, key: IdempotencyKey, timeout: float) -> tuple[str, Json] | None:
         """The id and outcome of an earlier call under this key; None if there was none."""
-        deadline = anyio.current_time() + timeout + _GRACE_SECONDS
+        deadline = asyncio.get_running_loop().time() + timeout + _GRACE_SECONDS
         while True:
             row = self._store.reader().key(key.scope, key.name)
             if row is None:
                 return None
             if row.state != "started" or row.request_digest != key.request_digest:
                 return judge(row, key)
-            if anyio.current_time() > deadline:
+            if asyncio.get_running_loop().time() > deadline:
                 raise Refused(
                     Status.UNAVAILABLE, "key_busy", f"call {row.call_id} under the same key has not ended yet"
                 )
-            await anyio.sleep(_POLL_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
 
 
 def judge(row: KeyRow, key: IdempotencyKey) -> tuple[str, Json]:

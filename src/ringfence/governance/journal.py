@@ -10,7 +10,7 @@ import marshal
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
@@ -31,6 +31,7 @@ from ringfence.core.model import (
     Transport,
     own_words,
 )
+from ringfence.core.record import dataclass
 from ringfence.core.sessions import Within
 from ringfence.governance.budget import BudgetSlot
 from ringfence.governance.effects import NO_EFFECTS, PossibleEffects

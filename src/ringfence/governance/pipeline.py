@@ -9,6 +9,7 @@ safe: no record, no result.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import time
@@ -17,9 +18,7 @@ from dataclasses import replace
 from functools import partial
 from urllib.parse import unquote
 
-import anyio
-
-from ringfence.core import canonical
+from ringfence.core import aio, canonical
 from ringfence.core.errors import OutcomeUnknown, Refused, StoreError, Unavailable, UpstreamFailed
 from ringfence.core.expression import variables
 from ringfence.core.model import (
@@ -127,8 +126,8 @@ class Pipeline:
             if state.dispatched:
                 text = own_words("what became of the call could not be recorded")
                 outcome = Outcome(Status.UNKNOWN, "store", text)
-        except anyio.get_cancelled_exc_class():
-            with anyio.CancelScope(shield=True):
+        except asyncio.CancelledError:
+            with aio.shield():
                 await self._close(state, key, slot, self._given_up())
             raise
         except Exception:  # the edge of the pipeline: a fault of ours must still close the call on record
@@ -183,7 +182,7 @@ class Pipeline:
             outcome = Outcome(Status.KILLED, "cancelled", own_words("the start was given up"))
             raise
         finally:
-            with anyio.CancelScope(shield=True):
+            with aio.shield():
                 await self._close(state, None, None, outcome)
 
     # ── 3 contract, 4 policy ──────────────────────────────────────────────────────────────────────

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, Literal
 from urllib.parse import unquote
 
-import anyio
 import re2
 
 from ringfence.core import canonical
+from ringfence.core.aio import in_thread
 from ringfence.core.expression import Expression, ExpressionError, variables
 from ringfence.core.invisible import folded
 from ringfence.core.model import Action, Call, Contract, Decision, Json, Mode, Rule
+from ringfence.core.record import dataclass
 from ringfence.governance.uris import spellings
 
 ANY_ARGUMENT = "*"
@@ -490,7 +491,7 @@ class Policy:
         """The same as `decide`, while others are served."""
         if canonical.is_light((call.arguments, call.inputs, call.meta), _LONG):
             return self.decide(call, contract)
-        return await anyio.to_thread.run_sync(self.decide, call, contract)
+        return await in_thread(partial(self.decide, call, contract))
 
     def _decide_by_names(self, call: Call, contract: Contract, others: Iterable[str]) -> Decision:
         """The same for what has several names: a rule allows by the one that was used, and restricts by any."""

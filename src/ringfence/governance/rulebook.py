@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 from ringfence.core import canonical
 from ringfence.core.model import Call, Contract, Definition, Json, Mode, ServerSpec, Transport
+from ringfence.core.record import dataclass
 from ringfence.governance.approvals import Approvals
 from ringfence.governance.contract import Catalog
 from ringfence.governance.policy import Policy

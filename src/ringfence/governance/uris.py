@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import string
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from urllib.parse import quote, unquote
@@ -16,7 +15,7 @@ _LIKE_THE_WEB = frozenset({"http", "https", "ws", "wss", "ftp", "file"})
 """Schemes for which readers take a backslash for a slash, and whose hosts have no case."""
 _AUTHORITY = re.compile(r"//([^/?#]*)(.*)", re.DOTALL)
 _ENCODED = re.compile(r"%([0-9A-Fa-f]{2})")
-_UNRESERVED = frozenset(string.ascii_letters + string.digits + "-._~")
+_UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _OVERLONG = re.compile(r"%(?:c[01]%[89ab]|e0%[89]|f0%8|u[0-9a-f]{4})", re.IGNORECASE)
 """Bytes that are no UTF-8, and escapes that are none of URIs, which a careless reader takes for a dot or a slash."""

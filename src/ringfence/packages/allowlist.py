@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from ringfence.core.quoting import quoted
+from ringfence.core.record import dataclass
 
 _ENTRY = re.compile(r"([A-Za-z0-9*?\[\]!._-]+)(?:===?([A-Za-z0-9.+!_-]+))?((?: --hash=sha256:[0-9a-f]{64})*)", re.ASCII)
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")

@@ -20,12 +20,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any, Literal
 
 from ringfence.core import canonical, system
 from ringfence.core.errors import Unavailable
+from ringfence.core.record import dataclass
 
 AT = "/packages"
 """Where a box sees a tree."""

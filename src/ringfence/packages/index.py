@@ -22,12 +22,13 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from ringfence.core.box import BoxReport, Input, Installs, Reply
 from ringfence.core.errors import Unavailable
+from ringfence.core.record import dataclass
 from ringfence.packages import registries
 from ringfence.packages.allowlist import Allowlist, normalized
 from ringfence.packages.cache import PackageCache

@@ -15,12 +15,12 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ringfence.core.box import MIB, Input, InstallIndex, Installs, Serve
 from ringfence.core.errors import Unavailable
+from ringfence.core.record import dataclass
 from ringfence.packages import registries
 from ringfence.packages.cache import AT, Kind, Package, PackageCache, Tree
 from ringfence.packages.index import BoxIndex, PackageIndex

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from ringfence.core.box import MIB, BoxReport, BoxSpec, Input, Limits, Program, 
 from ringfence.core.errors import Unavailable
 from ringfence.core.ports import Backend
 from ringfence.core.quoting import quoted
+from ringfence.core.record import dataclass
 from ringfence.packages.cache import Kind
 from ringfence.packages.registries import Registry
 

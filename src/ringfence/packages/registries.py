@@ -12,12 +12,13 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from ringfence.core.errors import Unavailable
+from ringfence.core.record import dataclass
 
 _SECONDS = 30.0
 _MOST_BYTES = 4_000_000

@@ -12,7 +12,7 @@ import asyncio
 import inspect
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, Unpack, cast
 
@@ -20,6 +20,7 @@ import anyio
 
 from ringfence.compose.run_request import RunRequest
 from ringfence.core.errors import RingfenceError
+from ringfence.core.record import dataclass
 from ringfence.sdk import engine
 from ringfence.sdk.execution import Execution, ended, without_result
 from ringfence.sdk.once import OnceOptions, OnOutput, known, limits_of, request_of, run_request

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
 from ringfence.core.model import Json
+from ringfence.core.record import dataclass
 
 T = TypeVar("T")
 

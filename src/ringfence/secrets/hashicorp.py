@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 import aiohttp
 
 from ringfence.core.model import SecretSpec
+from ringfence.core.record import dataclass
 from ringfence.egress.resolver import CheckedResolver
 from ringfence.secrets.sources import SourceValue, missing
 

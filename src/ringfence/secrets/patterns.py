@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache, reduce
 from typing import Any
 
 import re2
+
+from ringfence.core.record import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,33 +64,34 @@ def either(*parts: Part) -> Part:
         return parts[0]
     whole = "|".join(part.whole for part in parts)
     begun = "|".join(part.begun for part in parts)
-    loose = "|".join(map(_loose, parts))
+    loose = "|".join(map(loosened, parts))
     return Part(f"(?:{whole})", f"(?:{begun})", max(part.longest for part in parts), f"(?:{loose})")
 
 
 def maybe(*parts: Part) -> Part:
     """All of them in sequence, or nothing."""
     inner = sequence(*parts)
-    return Part(f"(?:{inner.whole})?", inner.begun, inner.longest, f"(?:{_loose(inner)})?")
+    return Part(f"(?:{inner.whole})?", inner.begun, inner.longest, f"(?:{loosened(inner)})?")
 
 
 def secret(part: Part) -> Part:
     """The piece of a match that goes; without one it is the whole."""
-    return Part(f"({part.whole})", part.begun, part.longest, _loose(part))
+    return Part(f"({part.whole})", part.begun, part.longest, loosened(part))
 
 
 def word(part: Part) -> Part:
     """The same, where a word begins."""
-    return Part(rf"\b{part.whole}", rf"\b{part.begun}", part.longest, rf"\b{_loose(part)}")
+    return Part(rf"\b{part.whole}", rf"\b{part.begun}", part.longest, rf"\b{loosened(part)}")
 
 
-def _loose(part: Part) -> str:
+def loosened(part: Part) -> str:
+    """A pattern that matches all that the whole does, and more: it does not count far."""
     return part.loose or part.whole
 
 
 def _joined(part: Part, rest: Part) -> Part:
-    begun = f"(?:{part.begun}|{_loose(part)}{rest.begun})"
-    return Part(part.whole + rest.whole, begun, part.longest + rest.longest, _loose(part) + _loose(rest))
+    begun = f"(?:{part.begun}|{loosened(part)}{rest.begun})"
+    return Part(part.whole + rest.whole, begun, part.longest + rest.longest, loosened(part) + loosened(rest))
 
 
 def _byte(byte: int, *, any_case: bool = False) -> str:

@@ -9,15 +9,16 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache, cached_property
 from itertools import islice
 from typing import Any
 
 import re2
 
+from ringfence.core.record import dataclass
 from ringfence.core.secret import REPLACEMENT, Secret, reveal
-from ringfence.secrets.patterns import Form, compiled, forms, options, shapes, union
+from ringfence.secrets.patterns import Form, compiled, forms, loosened, options, shapes, union
 
 KNOWN = "known_secret"
 """The rule of every known value. Which one it was is for the audit log alone."""
@@ -66,14 +67,27 @@ class SecretMatcher:
             (secret.name, form) for secret in secrets for form in forms(reveal(secret))
         ]
         self._known = union(form.whole for _, form in self._forms)
-        whole = (part.whole for part in _parts().values()) if shaped else ()
-        self._any = union((*(form.whole for _, form in self._forms), *whole))
+        shapes = tuple(_parts().values()) if shaped else ()
+        known = tuple(form.whole for _, form in self._forms)
+        self._wholes = (*known, *(part.whole for part in shapes))
+        self._exact: Any = None
+        self._loose = union((*known, *(loosened(part) for part in shapes)))
+        """It does not count repetitions, so it is compiled in a tenth of the time; and it misses nothing. The exact one
+        is made for the first text that matches this: in most processes none does."""
         self._clean: set[str] = set()
         """Short texts that were found to be so: reasons and names come again with every call."""
 
+    def _any(self, data: bytes, start: int = 0) -> Any:
+        """The first match of any of them, or None."""
+        if self._exact is None:
+            if self._loose.search(data, start) is None:
+                return None
+            self._exact = union(self._wholes)
+        return self._exact.search(data, start)
+
     def matches(self, data: bytes) -> bool:
         """Whether `redact` would remove anything; cheaper than `redact`."""
-        return len(data) >= _SHORTEST and self._any.search(data) is not None
+        return len(data) >= _SHORTEST and self._any(data) is not None
 
     def redact(self, text: str) -> tuple[str, Mapping[str, int]]:
         """The text without secrets, and how often each rule matched."""
@@ -82,7 +96,7 @@ class SecretMatcher:
         if text in self._clean:
             return text, {}
         data = text.encode("utf-8", "surrogatepass")
-        if self._any.search(data) is None:
+        if self._any(data) is None:
             if len(text) <= _SHORT:
                 if len(self._clean) >= _REMEMBERED:
                     self._clean.clear()
@@ -97,7 +111,7 @@ class SecretMatcher:
 
     def find(self, data: bytes, start: int = 0, most: int | None = None) -> list[Span]:
         """The spans to remove, from left to right; no two touch. Where there are more than `most`, it is all one."""
-        first = self._any.search(data, start)
+        first = self._any(data, start)
         if first is None:
             return []
         found = list(islice(self._values(data, first.start()), most))

@@ -10,14 +10,15 @@ import os
 import stat
 import subprocess
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
+from functools import partial
 from typing import Any
 
-import anyio
-
 from ringfence.core import system
+from ringfence.core.aio import in_thread
 from ringfence.core.errors import Unavailable
 from ringfence.core.model import SecretSpec
+from ringfence.core.record import dataclass
 from ringfence.core.secret import MAX_CHARACTERS
 
 COMMAND_SECONDS = 30.0
@@ -65,7 +66,7 @@ def missing(spec: SecretSpec, why: str) -> Unavailable:
 
 
 async def _file(spec: SecretSpec, before: SourceValue | None) -> SourceValue:
-    return await anyio.to_thread.run_sync(_read_file, spec, before)
+    return await in_thread(partial(_read_file, spec, before))
 
 
 def _read_file(spec: SecretSpec, before: SourceValue | None) -> SourceValue:
@@ -91,6 +92,8 @@ def _read_file(spec: SecretSpec, before: SourceValue | None) -> SourceValue:
 
 async def _command(spec: SecretSpec, environment: Mapping[str, str]) -> SourceValue:
     command = list(spec.options["command"])
+    import anyio  # noqa: PLC0415 - most have no such secret, and need not load it
+
     try:
         with anyio.fail_after(COMMAND_SECONDS):
             done = await anyio.run_process(
@@ -115,7 +118,7 @@ async def _keyring(spec: SecretSpec, before: SourceValue | None) -> SourceValue:
     service = str(spec.options["service"])
     name = str(spec.options["name"])
     try:
-        value = await anyio.to_thread.run_sync(keyring.get_password, service, name)
+        value = await in_thread(partial(keyring.get_password, service, name))
     except Exception as error:  # backends raise what they like, and its text may be anything
         raise missing(spec, f"the keyring failed: {type(error).__name__}") from None
     if value is None:

@@ -6,16 +6,16 @@ handed out in its place, so that a secret that was withdrawn at its source is wi
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from fnmatch import fnmatchcase
-
-import anyio
 
 from ringfence.core.errors import Refused, Unavailable
 from ringfence.core.model import SecretSpec, Status
+from ringfence.core.record import dataclass
 from ringfence.core.secret import FEW_CHARACTERS, Secret, reveal
 from ringfence.secrets.sources import SecretSource, SourceValue
 
@@ -86,7 +86,7 @@ class _Kept:
     """What is known of one secret."""
 
     entry: VaultEntry
-    lock: anyio.Lock = field(default_factory=anyio.Lock)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     found: SourceValue | None = None
     read_at: float = 0.0
     secret: Secret | None = None
@@ -142,9 +142,9 @@ class Vault:
             except Unavailable as error:
                 problems[name] = error
 
-        async with anyio.create_task_group() as group:
+        async with asyncio.TaskGroup() as group:
             for name, kept in self._kept.items():
-                group.start_soon(read, name, kept)
+                group.create_task(read(name, kept))
         return problems
 
     def inherit(self, before: Vault) -> None:

@@ -10,7 +10,6 @@ import os
 import secrets
 import sqlite3
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from ringfence.audit.chain import (
@@ -37,6 +36,7 @@ from ringfence.audit.keys import Keys
 from ringfence.core import system
 from ringfence.core.errors import StoreError
 from ringfence.core.model import Json
+from ringfence.core.record import dataclass
 from ringfence.store.schema import check_owner, check_plain
 
 log = logging.getLogger(__name__)

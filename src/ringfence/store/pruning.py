@@ -20,7 +20,6 @@ import logging
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +37,7 @@ from ringfence.audit.chain import (
 from ringfence.audit.keys import Keys
 from ringfence.core.errors import StoreError
 from ringfence.core.model import Json
+from ringfence.core.record import dataclass
 from ringfence.store import clock
 from ringfence.store.chainfiles import ChainLock, CheckpointFile, checkpoint_path
 from ringfence.store.rows import RECORD, Conflict, recent_times, record_from

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from ringfence.audit.chain import CLOSED, ChainVerifier, Findings, Head, Record, is_chain_name
 from ringfence.audit.keys import Keys
 from ringfence.core.errors import StoreError
+from ringfence.core.record import dataclass
 from ringfence.store import chainfiles
 from ringfence.store.chainfiles import ChainLock, CheckpointFile, checkpoint_path
 from ringfence.store.rows import RECORD, record_from

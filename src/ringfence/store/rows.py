@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal, TypeVar, get_args
 
 from ringfence.audit.approvals import ProvenApproval
@@ -13,6 +13,7 @@ from ringfence.core import canonical
 from ringfence.core.errors import StoreError
 from ringfence.core.model import Definition, Json
 from ringfence.core.quoting import quoted
+from ringfence.core.record import dataclass
 
 ApprovalState = Literal["pending", "approved", "denied", "expired", "consumed"]
 KeyState = Literal["started", "done", "unknown"]

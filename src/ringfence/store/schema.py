@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
@@ -274,7 +273,7 @@ def _version(connection: sqlite3.Connection, path: Path) -> int:
 @cache
 def _migrations() -> dict[int, str]:
     found: dict[int, str] = {}
-    for entry in resources.files("ringfence.store").iterdir():
+    for entry in Path(__file__).parent.iterdir():
         if match := _MIGRATION.fullmatch(entry.name):
             found[int(match[1])] = entry.read_text(encoding="utf-8")
     return found

@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from ringfence.audit.chain import Head
 from ringfence.core import system
 from ringfence.core.errors import StoreError
 from ringfence.core.model import Json, Receipt
+from ringfence.core.record import dataclass
 from ringfence.store.chainfiles import AheadFile, CheckpointFile, Noted
 from ringfence.store.clock import TOLERANCE, LogClock
 from ringfence.store.naming import Naming

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,6 +21,7 @@ from ringfence.core import canonical
 from ringfence.core.errors import OutcomeUnknown, Refused, RingfenceError, Unavailable
 from ringfence.core.model import Json, Principal, ServerSpec
 from ringfence.core.quoting import quoted
+from ringfence.core.record import dataclass
 from ringfence.egress.resolver import Check, CheckedResolver
 from ringfence.upstream.link import (
     MAX_MESSAGE_BYTES,

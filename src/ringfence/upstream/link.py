@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol
 
 from ringfence.core import canonical
 from ringfence.core.errors import RingfenceError
 from ringfence.core.model import Json
+from ringfence.core.record import dataclass
 from ringfence.upstream.pacing import MOST_TOLD
 
 MODERN = "2026-07-28"

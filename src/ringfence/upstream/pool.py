@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 
 import anyio
@@ -19,6 +19,7 @@ from ringfence.core import canonical
 from ringfence.core.errors import OutcomeUnknown, Refused, RingfenceError, Unavailable
 from ringfence.core.model import Definition, Json, Principal, ServerSpec, Status
 from ringfence.core.ports import Launched, Launcher, UpstreamRequest
+from ringfence.core.record import dataclass
 from ringfence.egress.resolver import Check
 from ringfence.upstream.connection import Connection, Consent, Roots, first_roots, relayable
 from ringfence.upstream.host_process import HostLauncher, launch_server

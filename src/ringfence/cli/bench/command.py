@@ -8,14 +8,14 @@ import time
 import typer
 
 from ringfence.cli import common
-from ringfence.cli.bench import audit, box, egress, gateway, servers, session
+from ringfence.cli.bench import audit, box, egress, gateway, servers, session, start
 from ringfence.cli.bench.measure import Row, as_json, row, table
 from ringfence.core import canonical
 from ringfence.core.model import Action, Call, Principal, Rule
 from ringfence.governance.contract import build
 from ringfence.governance.policy import Policy
 
-NAMES = ("policy", "gateway", "box", "session", "egress", "audit")
+NAMES = ("policy", "gateway", "box", "session", "egress", "audit", "start")
 
 
 def bench(
@@ -50,6 +50,7 @@ def bench(
              put in, each on a connection that is kept and on a new one; how fast output is searched for secrets; and
              a call of a server in a box, and its start, against the same server in none
     audit    a long log: how fast it is verified, what a call leaves in it, and how long list and explain take
+    start    `ringfence run -c pass`, `--version`, `--help` and the first `run_code`, each in a process of its own
 
     `cpu_ms` is the processor time of one run, of all processes together. Run it on a machine that does nothing else.
 
@@ -82,6 +83,10 @@ def bench(
     if name in (None, "audit"):
         print(f"audit: a log of {records} records …", file=sys.stderr, flush=True)
         rows.extend(audit.run(records))
+    if name in (None, "start"):
+        few = max(10, runs // 20)
+        print(f"start: {few} processes per case …", file=sys.stderr, flush=True)
+        rows.extend(start.run(few))
     if as_json_:
         common.dump(as_json(rows))
     else:

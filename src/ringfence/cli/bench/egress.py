@@ -16,7 +16,6 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import ringfence
@@ -29,6 +28,7 @@ from ringfence.config.settings import Config
 from ringfence.core.box import ServedRoute
 from ringfence.core.errors import Unavailable
 from ringfence.core.ports import Access
+from ringfence.core.record import dataclass
 from ringfence.core.secret import Secret
 from ringfence.egress import names
 from ringfence.egress.tls import Authority, outside

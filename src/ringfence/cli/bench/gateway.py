@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
@@ -22,6 +21,7 @@ from mcp import Client
 from ringfence.cli.bench import echo
 from ringfence.cli.bench.measure import Row, cpu_seconds, row
 from ringfence.core.errors import Unavailable
+from ringfence.core.record import dataclass
 from ringfence.front.listen import open_socket
 
 _CONFIG = """version: 1

@@ -11,10 +11,11 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ringfence.core.record import dataclass
 from ringfence.core.system import process_fields
 from ringfence.sdk import engine
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from ringfence.config.settings import Config
 from ringfence.core.box import Limits
 from ringfence.core.errors import RingfenceError
 from ringfence.core.model import Json
+from ringfence.core.record import dataclass
 from ringfence.core.sessions import VolumeMount
 from ringfence.sdk.client import ask, given
 from ringfence.sdk.infos import SandboxInfo, SnapshotInfo, VolumeInfo

@@ -8,7 +8,7 @@ import io
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ from ringfence.compose.servers import ServerInspection, inspect_server
 from ringfence.config import Config, writing
 from ringfence.core.errors import ConfigError, Unavailable
 from ringfence.core.model import Definition, Json
+from ringfence.core.record import dataclass
 from ringfence.governance.policy import Policy
 from ringfence.sandbox.servers.startup_diagnosis import MissingGrant
 from ringfence.store import Store

@@ -8,7 +8,7 @@ import posixpath
 import re
 import stat
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -21,6 +21,7 @@ from ringfence.config.writing import WrittenEntry
 from ringfence.core.box import Mount, within
 from ringfence.core.errors import RingfenceError, Unavailable
 from ringfence.core.quoting import quoted
+from ringfence.core.record import dataclass
 from ringfence.core.secret import MIN_CHARACTERS
 from ringfence.packages.cache import Tree
 from ringfence.packages.images import manifests

@@ -7,7 +7,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from ringfence.config.clientfiles import ClientFile
 from ringfence.config.writing import WrittenEntry
 from ringfence.core.errors import ConfigError, RingfenceError, Unavailable
 from ringfence.core.model import Definition, Json
+from ringfence.core.record import dataclass
 from ringfence.core.system import interpreter
 from ringfence.packages.cache import AT, Tree
 from ringfence.packages.install import InstallRequest

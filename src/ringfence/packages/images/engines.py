@@ -12,12 +12,13 @@ import ipaddress
 import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from ringfence.core.errors import Unavailable
+from ringfence.core.record import dataclass
 from ringfence.packages.images.references import Reference
 
 _MOST_BYTES = 4_000_000

@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 from ringfence.core.box import MIB, Input
 from ringfence.core.errors import Unavailable
 from ringfence.core.quoting import quoted
+from ringfence.core.record import dataclass
 from ringfence.packages.cache import Package, PackageCache, Tree
 from ringfence.packages.images import manifests, rootfs
 from ringfence.packages.images.engines import Engines, ImageSource

@@ -6,10 +6,10 @@ import json
 import platform
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ringfence.core.errors import Unavailable
+from ringfence.core.record import dataclass
 
 INDEX_TYPES = (
     "application/vnd.oci.image.index.v1+json",

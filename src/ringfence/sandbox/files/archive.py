@@ -18,11 +18,11 @@ import stat
 import tarfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Literal
 
 from ringfence.core.box import MIB, FileFact
 from ringfence.core.errors import Refused
+from ringfence.core.record import dataclass
 from ringfence.core.system import umask, write_all
 from ringfence.sandbox.files.acted_upon import WHY, is_acted_upon
 from ringfence.sandbox.files.paths import (

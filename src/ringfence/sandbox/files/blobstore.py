@@ -15,10 +15,11 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from ringfence.core.errors import StoreError, Unavailable
+from ringfence.core.record import dataclass
 from ringfence.core.system import write_all
 from ringfence.sandbox.files.paths import refusal
 from ringfence.sandbox.files.tree import PIECE, TreeNode, digest

@@ -16,10 +16,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Literal
 
 from ringfence.core.box import MIB
+from ringfence.core.record import dataclass
 from ringfence.sandbox.files.paths import (
     CREATE,
     FOLDER,

@@ -12,8 +12,9 @@ import secrets
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from ringfence.core.record import dataclass
 from ringfence.sandbox.files.paths import DEEPEST, FOLDER, PART, acting_as, changing, full_path, opened, refusal, shown
 
 MOST_ENTRIES = 200_000

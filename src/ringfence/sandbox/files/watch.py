@@ -15,10 +15,10 @@ import struct
 from collections import deque
 from collections.abc import Generator, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Literal
 
 from ringfence.core.errors import Refused, Unavailable
+from ringfence.core.record import dataclass
 from ringfence.sandbox.files.paths import DEEPEST, FOLDER, PART, beneath, full_path, opened, refusal, shown
 from ringfence.sandbox.files.walk import Walk
 

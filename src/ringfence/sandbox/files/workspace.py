@@ -17,11 +17,11 @@ import secrets
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from ringfence.core.box import MIB, FileFact, within
 from ringfence.core.errors import Refused
+from ringfence.core.record import dataclass
 from ringfence.core.system import write_all
 from ringfence.sandbox.files.acted_upon import WHY, acts
 from ringfence.sandbox.files.archive import pack_folder, unpack_into

@@ -14,7 +14,6 @@ import logging
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any, Self
 from weakref import WeakValueDictionary
 
@@ -23,6 +22,7 @@ import anyio
 from ringfence.core.box import Stream
 from ringfence.core.errors import OutcomeUnknown, Refused, RingfenceError, Unavailable
 from ringfence.core.model import Json, Status
+from ringfence.core.record import dataclass
 from ringfence.core.sessions import OnShown, StepReport, Tell, discard_output, discard_value
 from ringfence.sandbox.keeper.codec import Attachments, CodecError, unpack
 from ringfence.sandbox.keeper.process import KeeperLaunch, reachable, start_if_absent

@@ -22,12 +22,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from ringfence.core.aio import new_loop
 from ringfence.core.errors import RingfenceError, StoreError, Unavailable
 from ringfence.core.model import Json
+from ringfence.core.record import dataclass
 from ringfence.sandbox.files.blobstore import private_folder, storing, try_lock, write_whole
 from ringfence.sandbox.keeper.codec import CodecError
 from ringfence.sandbox.keeper.protocol import error_from_json, error_to_json

@@ -13,7 +13,7 @@ import os
 import socket
 from collections.abc import Awaitable
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol
 
 from ringfence.core import system
@@ -21,6 +21,7 @@ from ringfence.core.aio import begun
 from ringfence.core.errors import OutcomeUnknown, Refused, RingfenceError, Unavailable
 from ringfence.core.model import Json, Status
 from ringfence.core.quoting import quoted
+from ringfence.core.record import dataclass
 from ringfence.core.sessions import Failure, Shown, StepReport, discard_output, discard_value
 from ringfence.sandbox.keeper.codec import Attachments, CodecError, pack
 from ringfence.sandbox.keeper.protocol import PROTOCOL, VALUE, VERBS, IsolationSent, Verb, error_to_json

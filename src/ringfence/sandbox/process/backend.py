@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from ringfence.core.aio import begun, when
 from ringfence.core.box import (
@@ -33,20 +34,21 @@ from ringfence.core.model import Json
 from ringfence.core.sessions import StaySpec
 from ringfence.core.system import interpreter
 from ringfence.sandbox.files import guarded, inputs
-from ringfence.sandbox.process import image_root, mounting, selftest
 from ringfence.sandbox.process.baseline import INSTALLED, Baseline
 from ringfence.sandbox.process.box import Box
 from ringfence.sandbox.process.cgroups.cgroup import Cgroups, GroupPool, sweep
 from ringfence.sandbox.process.cgroups.hierarchy import Systemd
-from ringfence.sandbox.process.host import capabilities
-from ringfence.sandbox.process.live import LiveBox
-from ringfence.sandbox.process.named_programs import SYSTEM, choose
-from ringfence.sandbox.process.outlet import NetworkOutlet, check_namespace
+from ringfence.sandbox.process.host import capabilities, remembered
 from ringfence.sandbox.process.pool import BoxPool
 from ringfence.sandbox.process.run import ProgramRun, read_at_start
 from ringfence.sandbox.process.watch import kernel_cpu_seconds, longest_file
 from ringfence.sandbox.process.zygote.confine import Shape
 
+if TYPE_CHECKING:
+    from ringfence.sandbox.process.live import LiveBox
+    from ringfence.sandbox.process.outlet import NetworkOutlet
+
+# ruff: noqa: PLC0415 - most boxes have no mounts, no network and no image; what only some need is loaded for those
 log = logging.getLogger(__name__)
 
 _NO_SETUP = SetUp()
@@ -71,14 +73,18 @@ class ProcessBackend:
         setups: Mapping[str, SetUp] = _NO_SETUPS,
         without: Sequence[str] = (),
         depth: int | None = None,
+        state: Path | None = None,
     ) -> None:
-        """`without` leaves confinement steps out, for tests that each is needed; facts and `doctor` report it."""
+        """`without` leaves confinement steps out, for tests that each is needed; facts and `doctor` report it. `depth`:
+        boxes of a kind that are kept ready. `state`: a folder that is its owner's, where the self-test is remembered.
+        """
         self._accepted = tuple(accept_missing)
         self._templates = templates
         self._setups = setups
         self._without = tuple(without)
         self._cgroups: Cgroups | None = None
         self._depth = depth
+        self._state = state
         self._pool: BoxPool | None = None
         self._host: capabilities.HostCapabilities | None = None
         self._tested: capabilities.Tested | None = None
@@ -114,7 +120,7 @@ class ProcessBackend:
     ) -> BoxReport:
         assert self._pool is not None
         if spec.network is not None:
-            check_namespace(self._without)
+            _check_namespace(self._without)
         pool = self._pool
         baseline = self._baseline(spec)
         limits = spec.limits
@@ -143,13 +149,13 @@ class ProcessBackend:
         self._running[id(run)] = run
         outlet: NetworkOutlet | None = None
         try:
-            before = guarded.look(spec.mounts, mounting.held(baseline.mounts))
+            before = guarded.look(spec.mounts, _held(baseline))
             if not baseline.uses_host_mounts:  # a mount is for the moment, so no box is kept ready with one
                 when(box.left, partial(pool.refill, baseline, limits, box.ended))
             if spec.installs:
                 inputs.make_folder(box.descriptors["workspace"], INSTALLED, box.host_id)
             if spec.network is not None:
-                outlet = await NetworkOutlet.open(box, spec.network)
+                outlet = await _open_outlet(box, spec.network)
                 run.spec = replace(spec, env={**outlet.env, **spec.env})
             report = await run.to_the_end()
         finally:
@@ -188,8 +194,13 @@ class ProcessBackend:
         by_exec = spec.layout == "fresh" or spec.setup is not None
         if spec.root is None and read_at_start(spec.env, self._setups.get(spec.template, _NO_SETUP).env):
             by_exec = True
+        program = Program("python", (spec.setup or "").encode())
+        if spec.root is not None:
+            from ringfence.sandbox.process import image_root
+
+            program = image_root.COMMANDS
         as_run = BoxSpec(
-            Program("python", (spec.setup or "").encode()) if spec.root is None else image_root.COMMANDS,
+            program,
             spec.limits,
             layout="fresh" if by_exec else "shared",
             trees=spec.trees,
@@ -204,7 +215,7 @@ class ProcessBackend:
         capabilities.check_spec(as_run, self._templates)
         inputs.check_inputs(spec.inputs, None)
         if network is not None:
-            check_namespace(self._without)
+            _check_namespace(self._without)
         with beginning("the box"):
             return await self._open_live(spec, as_run, network, by_exec=by_exec)
 
@@ -219,7 +230,7 @@ class ProcessBackend:
         shape["folders"] = [[folder.at, folder.max_bytes, folder.mode == "ro"] for folder in spec.folders]
         live = await self._make_live(baseline, as_run, shape, network)
         box = live.box
-        live.mounted = mounting.held(baseline.mounts)
+        live.mounted = _held(baseline)
         live.env = {**(live.outlet.env if live.outlet is not None else {}), **setup.env, **spec.env}
         if spec.packages or (by_exec and baseline.packages):
             live.env = _with_packages(baseline.packages, live.env)
@@ -247,11 +258,13 @@ class ProcessBackend:
         else:
             zygote, box = await self._pool.stay(baseline, limits, shape)
             asyncio.get_running_loop().call_later(_SPARE_SECONDS, self._pool.refill, baseline, limits)
+        from ringfence.sandbox.process.live import LiveBox
+
         live = LiveBox(box, zygote, shape, self._isolation(box, spec, None))
         live.has_interpreter = baseline.image is None
         try:
             if network is not None:
-                live.outlet = await NetworkOutlet.open(box, network)
+                live.outlet = await _open_outlet(box, network)
             live.take_over()
         except BaseException:
             box.kill()
@@ -336,10 +349,24 @@ class ProcessBackend:
                     log.info("removed what a dead supervisor left: %s", left)
                 self._groups = GroupPool(self._cgroups)
                 self._pool = BoxPool(self._groups, self._depth)
-            self._tested = await capabilities.explained(self._test())
+            self._tested = await self._test_once()
+
+    async def _test_once(self) -> capabilities.Tested:
+        """The result of a self-test that still holds; or else the test is made now, and kept. Raises Unavailable."""
+        if self._state is None or self._without or self._accepted:
+            return await capabilities.explained(self._test())
+        counted = sorted(self._cgroups.available) if self._cgroups is not None else []
+        grounds = remembered.grounds(counted)
+        tested = remembered.recall(self._state, grounds)
+        if tested is None:
+            tested = await capabilities.explained(self._test())
+            remembered.keep(self._state, grounds, tested)
+        return tested
 
     async def _test(self) -> capabilities.Tested:
         """Look at a box before the first program is let into one."""
+        from ringfence.sandbox.process import selftest
+
         assert self._host is not None
         left_out = frozenset({*self._without, *(name for name in self._accepted if name in self._host.missing)})
         self._untested = capabilities.Tested({}, "", left_out)
@@ -359,6 +386,8 @@ class ProcessBackend:
         """A root that is an image was not looked at by the self-test. Raises Unavailable."""
         if baseline.image is None:
             return
+        from ringfence.sandbox.process import image_root, selftest
+
         found = image_root.look(box.worker, baseline.mounts)
         if lacking := selftest.lacking(found, baseline.without):
             box.kill()
@@ -381,14 +410,20 @@ class ProcessBackend:
         if spec.installs:
             baseline = replace(baseline, installs=True)
         if spec.root is not None:
+            from ringfence.sandbox.process import image_root
+
             image_root.check(spec, spec.root)
             baseline = replace(baseline, image=image_root.place(spec.root))
         if not spec.mounts:
             return baseline
+        from ringfence.sandbox.process import mounting
+
         mounting.check(spec.mounts, () if spec.root is not None else (*trees, os.path.realpath(sys.base_prefix)))
         return replace(baseline, mounts=mounting.place(spec.mounts))
 
     async def _with_programs(self, baseline: Baseline, programs: Programs) -> Baseline:
+        from ringfence.sandbox.process.named_programs import SYSTEM, choose
+
         system = (*SYSTEM, sys.base_prefix)
         # In a thread: callers that wait for another box are not to wait for this.
         chosen = await asyncio.to_thread(choose, programs, str(interpreter()), system, baseline.trees)
@@ -451,6 +486,26 @@ class ProcessBackend:
 def _with_packages(packages: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
     """An environment in which a new interpreter finds these packages, after what the caller wants it to find."""
     return {**env, "PYTHONPATH": ":".join(filter(None, (env.get("PYTHONPATH"), *packages)))}
+
+
+def _check_namespace(without: tuple[str, ...]) -> None:
+    from ringfence.sandbox.process.outlet import check_namespace
+
+    check_namespace(without)
+
+
+async def _open_outlet(box: Box, network: Serve) -> NetworkOutlet:
+    from ringfence.sandbox.process.outlet import NetworkOutlet
+
+    return await NetworkOutlet.open(box, network)
+
+
+def _held(baseline: Baseline) -> guarded.Held:
+    if not baseline.mounts:
+        return {}
+    from ringfence.sandbox.process import mounting
+
+    return mounting.held(baseline.mounts)
 
 
 def _packages() -> tuple[str, ...]:

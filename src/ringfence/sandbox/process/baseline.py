@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ringfence.core.record import plain
 from ringfence.core.system import interpreter
-from ringfence.sandbox.process import mounting
-from ringfence.sandbox.process.named_programs import Choice
 from ringfence.sandbox.process.seccomp import filter
+
+if TYPE_CHECKING:
+    from ringfence.sandbox.process import mounting
+    from ringfence.sandbox.process.named_programs import Choice
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 INSTALLED = f"/workspace/.local/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
 INSTALLED_PROGRAMS = "/workspace/.local/bin"
 """Where pip installs for a user who cannot write beside the interpreter."""
+SHARED_SLOT = 1
+"""Boxes that write to one folder have one id on the host: a mount can be mapped to one id only."""
 
 
 @plain

@@ -11,14 +11,14 @@ import signal
 import socket
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ringfence.core.aio import shielded
 from ringfence.core.box import Limits
 from ringfence.core.errors import Unavailable
 from ringfence.core.model import Json
-from ringfence.core.record import plain
+from ringfence.core.record import dataclass, plain
 from ringfence.sandbox.process.cgroups.cgroup import Group, GroupPool
 from ringfence.sandbox.process.host import capabilities
 from ringfence.sandbox.process.limits.pulse import Pulse

@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ringfence.core.box import FileFact
+from ringfence.core.record import dataclass
 from ringfence.core.system import process_fields
 from ringfence.sandbox.process.box import Box
 from ringfence.sandbox.process.watch import descendants

@@ -13,21 +13,20 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from ringfence.core.box import Mount, within
 from ringfence.core.errors import Unavailable
 from ringfence.core.quoting import quoted
+from ringfence.core.record import dataclass
 from ringfence.sandbox.files import guarded
 from ringfence.sandbox.process.zygote import kernel
 
 MOST = 32
 _MOST_IN_ALL = 256
 """Including what is held in them: more than there are names, so that one folder cannot have too many."""
-SHARED_SLOT = 1
-"""Boxes that write to one folder have one id on the host: a mount can be mapped to one id only."""
 _SYSTEM = ("proc", "sys", "dev", "etc", "usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "run")
 _OURS = ("/workspace", "/workspace/output", "/workspace/tmp")
 _NEW_NAMESPACE = (

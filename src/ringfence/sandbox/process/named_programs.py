@@ -16,11 +16,12 @@ import struct
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from ringfence.core import canonical
 from ringfence.core.box import Programs
+from ringfence.core.record import dataclass
 
 _ET_EXEC, _EITHER = 2, 3  # ET_EXEC; ET_DYN, which libraries are, and programs that can be anywhere in memory
 _DYNAMIC = 2

@@ -8,13 +8,14 @@ import logging
 import os
 from collections import OrderedDict, deque
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import Any
 
 from ringfence.core.aio import shielded
 from ringfence.core.box import Limits
 from ringfence.core.errors import Unavailable
+from ringfence.core.record import dataclass
 from ringfence.sandbox.process.baseline import Baseline
 from ringfence.sandbox.process.box import Box, Hub, SharedServices
 from ringfence.sandbox.process.cgroups.cgroup import GroupPool
@@ -232,7 +233,7 @@ class BoxPool:
         return self._starting[baseline]
 
     async def _start_zygote(self, baseline: Baseline) -> ZygoteHandle:
-        zygote = ZygoteHandle(baseline, self._shared)
+        zygote = ZygoteHandle(baseline, self._shared, rehearses=self._depth > 0)
         try:
             await zygote.start()
         except BaseException:

@@ -7,12 +7,13 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ringfence.core.box import BoxReport, BoxSpec, Ended, FileFact, Limit, OnOutput, Program, Usage
 from ringfence.core.errors import Unavailable
 from ringfence.core.model import Json
+from ringfence.core.record import dataclass
 from ringfence.sandbox.files.inputs import put_inputs
 from ringfence.sandbox.process import output_files
 from ringfence.sandbox.process.box import Box, ProcessExit

@@ -13,12 +13,12 @@ import errno
 import json
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from ringfence.core.box import CAN_DO_WITHOUT, BoxReport, Limits
 from ringfence.core.errors import Unavailable
+from ringfence.core.record import dataclass
 from ringfence.sandbox.process.host.capabilities import Tested
 from ringfence.sandbox.process.zygote.confine import INSIDE_ID, LOCKED_BYTES, SECURE_BITS
 from ringfence.sandbox.process.zygote.template import DEVICES, HOST_NAME

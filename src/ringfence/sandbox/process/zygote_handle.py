@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,10 @@ from ringfence.core.aio import when
 from ringfence.core.box import Limits
 from ringfence.core.errors import Unavailable
 from ringfence.core.model import Json
+from ringfence.core.record import dataclass
 from ringfence.core.system import interpreter
-from ringfence.sandbox.process import baseline, ids, mounting
-from ringfence.sandbox.process.baseline import Baseline
+from ringfence.sandbox.process import baseline, ids
+from ringfence.sandbox.process.baseline import SHARED_SLOT, Baseline
 from ringfence.sandbox.process.box import Box, BoxMember, ProcessExit, SharedServices, new_channel, receive
 from ringfence.sandbox.process.host.info import with_launcher
 from ringfence.sandbox.process.ids import Block
@@ -56,6 +57,8 @@ class ZygoteHandle:
 
     baseline: Baseline
     shared: SharedServices
+    rehearses: bool = True
+    """It goes through the making of a box before the first: worth it where several are made."""
     landlock: int = 0
     made: int = 0
     alive: bool = False
@@ -150,6 +153,7 @@ class ZygoteHandle:
 
     def _configure(self) -> None:
         config = baseline.configuration(self.baseline, own_ids=self._block is not None)
+        config["rehearses"] = self.rehearses
         programs = self.baseline.programs
         parts = ("folders", "hidden", "sealed", "spared")
         chosen = [] if programs is None else [marshal.dumps({name: getattr(programs, name) for name in parts})]
@@ -166,9 +170,11 @@ class ZygoteHandle:
     def _hand_over_mounts(self) -> None:
         """Send the mounts, as many in a message as the zygote reads at once: its socket must have room for all of
         them before it reads. Only root can clone a mount; other zygotes open them themselves. Raises Unavailable."""
-        if self._block is None or os.geteuid() != 0:
+        if self._block is None or os.geteuid() != 0 or not self.baseline.uses_host_mounts:
             return
-        clones = mounting.clone(self.baseline.mounts, self._block.base + mounting.SHARED_SLOT, self.baseline.image)
+        from ringfence.sandbox.process import mounting  # noqa: PLC0415 - most boxes have none
+
+        clones = mounting.clone(self.baseline.mounts, self._block.base + SHARED_SLOT, self.baseline.image)
         try:
             for first in range(0, len(clones), _DESCRIPTORS_AT_ONCE):
                 self._send_message({}, clones[first : first + _DESCRIPTORS_AT_ONCE])
@@ -261,7 +267,7 @@ class ZygoteHandle:
 
     def _slot(self, box: Box) -> int:
         """Index of its id in the zygote's block. Mounts are mapped to one id, so boxes that see them share it."""
-        return mounting.SHARED_SLOT if self.baseline.mounts else box.slot
+        return SHARED_SLOT if self.baseline.mounts else box.slot
 
     def _send_request(self, box: Box, order: dict[str, Any], descriptors: list[int]) -> None:
         if not self.alive:

@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from ringfence.core.box import Limits, Listening, Mount, within
 from ringfence.core.errors import Refused, Unavailable
 from ringfence.core.model import Json, Principal, ServerSpec
 from ringfence.core.ports import Access, Launched, Route, Router
+from ringfence.core.record import dataclass
 from ringfence.core.sessions import Command, CommandRequest, Owner, SessionBackend, StayingBox, StaySpec
 from ringfence.sandbox.files import guarded
 from ringfence.sandbox.servers.boxed_server import BoxedServer, SessionServer

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 from ringfence.core.box import BoxReport
+from ringfence.core.record import dataclass
 
 Kind = Literal["path", "network", "memory", "processes", "disk", "listen", "call"]
 _MOST = 5

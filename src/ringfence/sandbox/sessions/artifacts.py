@@ -14,11 +14,11 @@ import threading
 from collections import Counter, deque
 from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
+from ringfence.core.record import dataclass
 from ringfence.core.sessions import Owner, SessionInfo
 from ringfence.sandbox.files.blobstore import private_folder, storing
 from ringfence.sandbox.files.collect import LeftOut, collect

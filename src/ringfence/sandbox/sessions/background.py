@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime
 
 from ringfence.core.box import BoxReport, Captured, Stream
 from ringfence.core.errors import OutcomeUnknown, Refused, RingfenceError, Unavailable
 from ringfence.core.model import Status
+from ringfence.core.record import dataclass
 from ringfence.core.sessions import ProcessLogs, ProcessState, StartedCommand, Tell
 
 MOST_RUNNING = 16

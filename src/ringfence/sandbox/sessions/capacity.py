@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass
 
 from ringfence.core.box import MIB, Limits
 from ringfence.core.errors import Unavailable
+from ringfence.core.record import dataclass
 
 MOST_WAITING = 128
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from dataclasses import dataclass
 
 from ringfence.core.box import Limits
 from ringfence.core.errors import Refused, RingfenceError
 from ringfence.core.quoting import quoted
+from ringfence.core.record import dataclass
 from ringfence.core.sessions import (
     BoxInterpreter,
     Cell,

@@ -18,13 +18,14 @@ import socket
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar, Unpack
 
 from ringfence.core.aio import fed, in_thread, shielded
 from ringfence.core.box import BoxReport, FileFact, Limits, Stream
 from ringfence.core.errors import Refused, RingfenceError, Unavailable
+from ringfence.core.record import dataclass
 from ringfence.core.sessions import (
     BoxInterpreter,
     CellReport,

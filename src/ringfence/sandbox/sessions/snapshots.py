@@ -16,13 +16,14 @@ import re
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from ringfence.core.errors import Refused, Unavailable
 from ringfence.core.quoting import quoted
+from ringfence.core.record import dataclass
 from ringfence.sandbox.files.blobstore import Owner, TreeStore, owner_folder, private_folder, storing, write_whole
 from ringfence.sandbox.files.paths import WORKSPACE, beneath, explaining, refusal
 from ringfence.sandbox.files.tree import INPUT, digest, read_tree, tree_digest, write_tree

@@ -18,7 +18,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +26,7 @@ from typing import Any, Literal
 from ringfence.core.box import MIB
 from ringfence.core.errors import Refused, Unavailable
 from ringfence.core.quoting import quoted
+from ringfence.core.record import dataclass
 from ringfence.core.sessions import Folder, StayingBox, VolumeMount
 from ringfence.sandbox.files.blobstore import (
     Owner,

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from ringfence.core.box import CommandRules, Limits, Listening
 from ringfence.core.model import Answer, Contract, Json, Mode, NetworkSpec
+from ringfence.core.record import dataclass
 from ringfence.sandbox.tools.limits import size
 from ringfence.sandbox.tools.request import BoxContents, SessionLifetimes
 

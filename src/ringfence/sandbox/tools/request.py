@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from ringfence.core.box import (
@@ -28,6 +28,7 @@ from ringfence.core.brokering import SessionSecrets
 from ringfence.core.errors import Refused
 from ringfence.core.model import Call, Contract, Grant, Json, NetworkSpec, Status
 from ringfence.core.ports import Access, InstalledPackages, Route
+from ringfence.core.record import dataclass
 from ringfence.core.sessions import CellRequest, CommandRequest, SessionSpec, StaySpec, VolumeMount
 
 _MAX_WORD_BYTES = 131_071

@@ -18,9 +18,9 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Protocol
 
+from ringfence.core.record import dataclass
 from ringfence.core.system import process_fields
 from ringfence.sandbox.process.cgroups.cgroupfs import read, write
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-import platform
 import resource
 import sys
 from collections.abc import Awaitable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache, lru_cache
 from pathlib import Path
 
 from ringfence.core.box import CAN_DO_WITHOUT, MAX_SOURCE_BYTES, MIB, BoxSpec, Layout, Limits
 from ringfence.core.errors import Unavailable
 from ringfence.core.model import Json
+from ringfence.core.record import dataclass
 from ringfence.sandbox.process.seccomp import syscalls
 from ringfence.sandbox.process.zygote import confine, landlock, template
 
@@ -92,9 +92,9 @@ class HostCapabilities:
     def detect(cls) -> HostCapabilities:
         """What can be seen at once. The first zygote finds out by trying whether namespaces and mounts are allowed."""
         missing: dict[str, str] = {}
-        machine = platform.machine()
         if sys.platform != "linux":
             return cls({"linux": f"boxes of the process backend need Linux; this is {sys.platform}"})
+        machine = os.uname().machine
         if machine not in syscalls.NUMBERS:
             return cls({"seccomp": f"the system calls of {machine} are not known"})
         if not landlock.version():

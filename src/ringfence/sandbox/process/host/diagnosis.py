@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -22,6 +22,7 @@ from typing import Literal
 import ringfence
 from ringfence.core.errors import Unavailable
 from ringfence.core.model import Json
+from ringfence.core.record import dataclass
 from ringfence.sandbox.process import ids
 from ringfence.sandbox.process.cgroups.cgroup import Cgroups
 from ringfence.sandbox.process.cgroups.hierarchy import Systemd

@@ -6,13 +6,14 @@ Nothing here decides whether a box can be made. It only names the cause where th
 from __future__ import annotations
 
 import os
-import platform
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Literal
+
+from ringfence.core.record import dataclass
 
 Engine = Literal["docker", "podman", "kubernetes", "dev container", "lxc", "systemd-nspawn", "container"]
 
@@ -111,8 +112,8 @@ class HostInfo:
         mounts = text("proc/self/mountinfo")
         return cls(
             system=sys.platform,
-            machine=platform.machine(),
-            release=platform.release(),
+            machine=os.uname().machine,
+            release=os.uname().release,
             uid=os.geteuid() if uid is None else uid,
             settings={
                 name: int(found)

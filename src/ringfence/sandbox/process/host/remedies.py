@@ -17,12 +17,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
 from ringfence.core.model import Json
+from ringfence.core.record import dataclass
 from ringfence.sandbox.process.host.info import ALL_IDS, LAUNCHER, HostInfo
 from ringfence.sandbox.process.ids import ranges
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
+
+from ringfence.core.record import dataclass
 
 WORD = 0xFFFFFFFF
 

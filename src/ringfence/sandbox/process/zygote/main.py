@@ -117,7 +117,7 @@ class Zygote:
             _run_setup(config["setup"])
         if choice is not None:
             template.seal(choice, without)
-        for _ in range(_REHEARSALS):
+        for _ in range(_REHEARSALS if config["rehearses"] else 0):
             worker.rehearse()
         os.environ.update(config["env"])
         _reset_signals()

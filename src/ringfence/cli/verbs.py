@@ -1,0 +1,19 @@
+"""The verbs, each with its line in the list of commands."""
+
+from __future__ import annotations
+
+VERBS = {
+    "run": "Run a program in a fresh box.",
+    "box": "Make, use, pause, fork and remove boxes that stay.",
+    "host": "Check what boxes need of this host, and fix what is missing.",
+    "doctor": "Test every promise of a box on this host.",
+    "init": "Write a first ringfence.yaml, also from the servers that an MCP client has.",
+    "wrap": "Run any stdio MCP server in a box, as a drop-in command.",
+    "serve": "Serve the gateway that a ringfence.yaml describes.",
+    "check": "Check a ringfence.yaml and report every problem.",
+    "call": "Call one tool, through a running gateway or in this process.",
+    "approvals": "List the calls that wait for an approval, and answer them.",
+    "audit": "Read, explain, verify and export the audit log.",
+    "state": "Show what Ringfence keeps on this machine, where and how much, and prune its caches.",
+    "bench": "Measure what calls and boxes cost on this machine.",
+}
