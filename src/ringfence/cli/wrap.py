@@ -17,12 +17,12 @@ import typer
 from ringfence.cli import common, options, program
 from ringfence.cli.streams import StdinPipe
 from ringfence.cli.terminal import safe
-from ringfence.config import paths
+from ringfence.config import paths, validators
 from ringfence.config.folders import declared
 from ringfence.config.settings import Config
 from ringfence.core.box import Mount, Stream
 from ringfence.core.errors import RingfenceError
-from ringfence.core.model import SYSTEM, ServerSpec
+from ringfence.core.model import SYSTEM, ServerSpec, ServerVolume
 from ringfence.core.system import write_all
 
 if TYPE_CHECKING:
@@ -37,6 +37,12 @@ _Mounts = typer.Option(
     "--mount",
     metavar="HOST:AT[:ro|rw]",
     help="A folder or file of this host that it sees, by default read-only. May be repeated.",
+)
+_Volumes = typer.Option(
+    None,
+    "--volume",
+    metavar="NAME:AT",
+    help="A folder that outlives the box, for what the server keeps. May be repeated.",
 )
 _Unsafe = typer.Option(None, "--unsafe", metavar="REASON", help="Why a folder with credentials may be mounted.")
 _Network = typer.Option(None, "--network", metavar="NAME", help="A network of your ringfence.yaml that it may reach.")
@@ -54,6 +60,7 @@ _Config = typer.Option(
 def wrap(
     words: list[str] | None = _Words,
     mount: list[str] | None = _Mounts,
+    volume: list[str] | None = _Volumes,
     unsafe: str | None = _Unsafe,
     network: str | None = _Network,
     allow: options.Allow = None,
@@ -72,7 +79,8 @@ def wrap(
     usage, 125 the box itself failed. If the server fails, stderr says what it seems to lack, with the option for it.
 
     \b
-    ringfence wrap -- node node_modules/.bin/mcp-server-memory
+    ringfence wrap --volume memory:/data --env MEMORY_FILE_PATH=/data/memory.jsonl -- \\
+        node node_modules/.bin/mcp-server-memory
     ringfence wrap --mount ~/notes:/notes -- mcp-server-filesystem /notes
     ringfence wrap --mount .:/repo:rw -- .venv/bin/mcp-server-git --repository /repo
     ringfence wrap --allow api.example.com:443 --env API_URL=https://api.example.com -- ./server
@@ -80,6 +88,7 @@ def wrap(
     if not words:
         common.fail("nothing to run: ringfence wrap [OPTIONS] -- COMMAND…", 2)
     spec = _spec(list(words), _mounts(mount or [], unsafe or ""), _variables(env or []))
+    spec = replace(spec, volumes=_volumes(volume or []))
     settings = _settings(config_path, network)
     limits = _limits(memory, disk, pids)
     wanted = WrapRequest(spec, network or "denied", program.places(allow or []), limits, listen)
@@ -105,6 +114,17 @@ def _mounts(given: list[str], unsafe: str) -> tuple[Mount, ...]:
             out.append(declared(mount, Path()))
         except ValueError as exc:
             common.fail(f"--mount {text}: {str(exc).replace('unsafe: REASON', '--unsafe REASON')}", 2)
+    return tuple(out)
+
+
+def _volumes(given: list[str]) -> tuple[ServerVolume, ...]:
+    out: list[ServerVolume] = []
+    for text in given:
+        name, _, at = text.partition(":")
+        try:
+            out.append(ServerVolume(validators.volume(name), validators.path_inside(at)))
+        except ValueError as exc:
+            common.fail(f"--volume {text}: write NAME:AT, as in memory:/data ({exc})", 2)
     return tuple(out)
 
 
@@ -159,7 +179,7 @@ async def run_server(wanted: WrapRequest, configured: Config) -> int:
     started: list[BoxedServer] = []
     try:
         async with Runs.open(configured) as runs:
-            boxes = boxes_of(runs.executor, wanted.places)
+            boxes = boxes_of(runs.executor, wanted.places, configured.gateway.state)
 
             async def start() -> None:
                 started.append(await boxes.start(server, SYSTEM, source.descriptor))

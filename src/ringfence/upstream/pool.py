@@ -67,6 +67,8 @@ class PooledConnection:
     users: int = 0
     last_used: float = 0.0
     closed: bool = False
+    unsaved: bool = False
+    """A call may have changed what the server keeps in its box alone, and would be lost with that."""
     subscriptions: set[str] = field(default_factory=set)
     listener: anyio.CancelScope | None = None
     stale: bool = False
@@ -272,6 +274,7 @@ class ConnectionPool:
         health = self._health_of(held.key)
         try:
             held.connection.check_pin(request.definition)
+            held.unsaved |= request.changes and held.connection.spec.keeps_nothing
             result = await held.connection.request(request)
         except (OutcomeUnknown, Unavailable) as exc:
             # A dead process or a forgotten session is of no further use; a lost HTTP answer harms only itself.
@@ -392,7 +395,9 @@ class ConnectionPool:
             raise Unavailable("no_server", f"there is no server {request.server!r} that could be started anew")
         self._fresh += 1
         key = (request.server, request.principal.key, f"! {self._fresh}")
-        own = replace(spec, placement="own", mounts=spec.mounts if request.mounts is None else request.mounts)
+        own = replace(spec, placement="own")
+        if request.mounts is not None:
+            own = replace(own, mounts=request.mounts, volumes=())
         with anyio.move_on_after(request.timeout):
             return await self._opened(key, own, request, relayable(spec, request.channel.capabilities))
         raise Unavailable("server_starting", f"server {spec.name} did not start in time")
@@ -620,9 +625,15 @@ class ConnectionPool:
         count = len(mine) + sum(key[0] == server for key in self._openings)
         if count < MAX_PER_SERVER:
             return
-        idle = sorted((h for h in mine if not h.users), key=lambda h: h.last_used)
+        idle = sorted((h for h in mine if not h.users), key=lambda h: (h.unsaved, h.last_used))
         if not idle:
             raise Unavailable("server_busy", f"server {server} has {count} connections, all in use")
+        if idle[0].unsaved:
+            log.warning(
+                "server %s has %d instances, so that the least used is ended, with what calls left in its box; what is"
+                " to stay needs volumes: under servers: %s",
+                *(server, count, server),
+            )
         self._drop(idle[0])
 
     async def _sweep(self) -> None:
@@ -630,5 +641,5 @@ class ConnectionPool:
             await anyio.sleep(_SWEEP_SECONDS)
             now = anyio.current_time()
             for held in list(self._held.values()):
-                if not held.users and not held.subscriptions and now - held.last_used > IDLE_SECONDS:
+                if not (held.users or held.subscriptions or held.unsaved) and now - held.last_used > IDLE_SECONDS:
                     self._drop(held)

@@ -4,6 +4,7 @@ tools; then one file is written, and what to paste into the client is printed.""
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
@@ -180,6 +181,8 @@ def _shown(plan: ServerPlan) -> Iterator[str]:
         yield f"  with     {safe(setting.name)}: {value}"
     for mount in plan.keys.get("mounts", []):
         yield f"  sees     {safe(mount['host'])} (read-only)"
+    for volume in plan.keys.get("volumes", []):
+        yield f"  keeps    {safe(volume['at'])}, in the volume {safe(volume['name'])}"
     for remark in plan.remarks:
         yield quoted(remark, "  note     ")
     if plan.problem is not None:
@@ -210,10 +213,23 @@ def _of_image(plan: ServerPlan, tree: Tree) -> dict[str, Any]:
     assert plan.runner is not None
     imaged = image_keys(tree, plan.runner, plan.keys)
     plan.remarks += imaged.remarks
+    if "volumes" in plan.keys:
+        hiding = [each for each in plan.keys["volumes"] if _has(tree, each["at"])]
+        plan.keys["volumes"] = [each for each in plan.keys["volumes"] if each not in hiding]
+        for each in hiding:
+            plan.remarks.append(
+                f"The volume {each['name']} is not mounted: it would hide what the image has at {each['at']}."
+            )
     for setting in plan.server.env:
         if setting.kind != "plain":  # the image's own value would take precedence over the secret
             imaged.keys["env"].pop(setting.name, None)
     return {**imaged.keys, "packages": _pin(tree, [package.name for package in tree.packages])}
+
+
+def _has(tree: Tree, at: str) -> bool:
+    """Whether the image has something at a path."""
+    there = f"{tree.folder}{at}"
+    return os.path.lexists(there) and not (os.path.isdir(there) and not os.listdir(there))
 
 
 def _of_packages(plan: ServerPlan, tree: Tree) -> dict[str, Any]:
