@@ -6,12 +6,12 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -22,12 +22,14 @@ from ringfence.audit.explain import explain
 from ringfence.audit.export import Checkpoints, prunes, verify_export, verify_live, write_export
 from ringfence.audit.keys import PUBLIC, Keys, load_or_create, public_key_from_file, published
 from ringfence.cli import common, options
+from ringfence.cli.progress import ProgressLine, progress
 from ringfence.cli.terminal import cut, json_text, moment, quoted, safe
 from ringfence.core import canonical
 from ringfence.core.errors import TamperError
 from ringfence.core.model import Json
 from ringfence.store import Reader, Record, Transaction
 
+T = TypeVar("T")
 Part = Literal["arguments", "result"]
 _PREFIX = "call_"
 _TRIES = 3
@@ -194,7 +196,9 @@ def _verified(reader: Reader, key: Ed25519PublicKey) -> Verification:
     """Others write meanwhile. If one begins a chain, or prunes, the parts read do not belong together: try again."""
     for _ in range(_TRIES):
         records, checkpoints = reader.evidence()
-        report = verify_live(records, checkpoints, key, reader.record)
+        with progress("verifying records") as line:
+            counted = {chain: _counted(each, line) for chain, each in records.items()}
+            report = verify_live(counted, checkpoints, key, reader.record)
         if report.ok or not _moved(reader, checkpoints, key):
             break
     return _compared(reader, report)
@@ -247,10 +251,18 @@ def _exported(reader: Reader, path: Path, keys: Keys, period: Period) -> Verific
         left -= 1
         checkpoints = reader.checkpoints()  # before the records, which only grow
         try:
-            return write_export(path, reader.period(period), keys, period, checkpoints, reader.record)
+            with progress("exporting records") as line:
+                records = _counted(reader.period(period), line)
+                return write_export(path, records, keys, period, checkpoints, reader.record)
         except TamperError:
             if left == 0 or not _moved(reader, checkpoints, keys.public):
                 raise
+
+
+def _counted(records: Iterable[T], line: ProgressLine) -> Iterator[T]:
+    for record in records:
+        line.step()
+        yield record
 
 
 @audit.command()

@@ -6,7 +6,8 @@ import asyncio
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from ringfence.cli.common import EXIT_CODES, TerminalChannel
 from ringfence.cli.streams import Sink, StdinPipe
 from ringfence.cli.terminal import json_text, safe
 from ringfence.config.settings import Config
+from ringfence.core.box import Stream
 from ringfence.core.errors import RingfenceError
 from ringfence.core.model import Json, Outcome, Status
 
@@ -187,7 +189,8 @@ async def run_program(wanted: RunRequest, configured: Config, report: FactsFile,
             loop = asyncio.get_running_loop()
             sink.on_broken = lambda: loop.call_soon_threadsafe(stop.end, common.BROKEN_PIPE)
             async with Runs.open(configured) as runs:
-                outcome = await runs.run(wanted, origin="cli", tell=sink.tell, channel=terminal)
+                with _installing(wanted, sink) as tell:
+                    outcome = await runs.run(wanted, origin="cli", tell=tell, channel=terminal)
     except RingfenceError as exc:
         _say(str(exc))
         return common.NO_BOX
@@ -204,6 +207,23 @@ async def run_program(wanted: RunRequest, configured: Config, report: FactsFile,
     if outcome.status is Status.APPROVAL_REQUIRED and outcome.approval_id is not None:
         terminal.left_open(outcome.approval_id)
     return lost or code
+
+
+@contextmanager
+def _installing(wanted: RunRequest, sink: Sink) -> Iterator[Callable[[Stream, bytes], None]]:
+    """While packages are installed, which may take long, a terminal shows that. Yields what is told of the output."""
+    if not wanted.packages:
+        yield sink.tell
+        return
+    from ringfence.cli.progress import progress  # noqa: PLC0415 - most install nothing
+
+    with progress(f"installing {' '.join(wanted.packages)}") as line:
+
+        def tell(stream: Stream, data: bytes) -> None:
+            line.end()
+            sink.tell(stream, data)
+
+        yield tell
 
 
 def _ended(outcome: Outcome, sink: Sink, report: FactsFile) -> int:

@@ -61,7 +61,7 @@ def _end(line: str, start: int, columns: int) -> int:
     return len(line)
 
 
-def _columns(descriptor: int) -> int:
+def columns(descriptor: int) -> int:
     try:
         return max(os.get_terminal_size(descriptor).columns or _USUAL, _NARROWEST)
     except OSError:
@@ -98,7 +98,7 @@ def confirm(shown: str, question: str) -> bool:
     except OSError:
         raise Unavailable("no_terminal", "there is no terminal here to ask a person on; run this in one") from None
     with open(descriptor, "r+b", buffering=0) as terminal:
-        text = f"{within(shown, _columns(descriptor))}\n{question} [y/N] "
+        text = f"{within(shown, columns(descriptor))}\n{question} [y/N] "
         write_all(descriptor, text.encode("utf-8", "backslashreplace"))
         answer = terminal.readline(_LONGEST_ANSWER)
     return answer.decode("utf-8", "replace").strip().lower() in ("y", "yes")

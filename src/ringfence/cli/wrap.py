@@ -26,10 +26,13 @@ from ringfence.core.model import SYSTEM, ServerSpec, ServerVolume
 from ringfence.core.system import write_all
 
 if TYPE_CHECKING:
+    from ringfence.cli.init.planning import Runner
     from ringfence.sandbox.servers.boxed_server import BoxedServer
 
 _NUMBERS: dict[Stream, int] = {"stdout": 1, "stderr": 2}
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+_FETCHERS = ("npx", "bunx", "npm", "pnpm", "yarn", "uvx", "uv", "pipx", "cmd")
 
 _Words = typer.Argument(None, metavar="-- COMMAND…", help="The server's command, as its client would start it.")
 _Mounts = typer.Option(
@@ -75,10 +78,12 @@ def wrap(
 
     Stdin, stdout and stderr are passed through byte for byte. It has no network and none of your environment. The
     interpreter, virtual environment or node_modules that the command needs are found from it and mounted read-only.
+    What npx, uvx or pipx would fetch is fetched once, in a box that reaches its registry alone.
     Signals are passed on. The exit code is the server's, or 128+n if signal n killed it; Ringfence's own are: 2 wrong
     usage, 125 the box itself failed. If the server fails, stderr says what it seems to lack, with the option for it.
 
     \b
+    ringfence wrap -- npx -y @modelcontextprotocol/server-memory
     ringfence wrap --volume memory:/data --env MEMORY_FILE_PATH=/data/memory.jsonl -- \\
         node node_modules/.bin/mcp-server-memory
     ringfence wrap --mount ~/notes:/notes -- mcp-server-filesystem /notes
@@ -90,6 +95,7 @@ def wrap(
     spec = _spec(list(words), _mounts(mount or [], unsafe or ""), _variables(env or []))
     spec = replace(spec, volumes=_volumes(volume or []))
     settings = _settings(config_path, network)
+    spec = common.run(_fetched, spec, settings)
     limits = _limits(memory, disk, pids)
     wanted = WrapRequest(spec, network or "denied", program.places(allow or []), limits, listen)
     raise typer.Exit(common.run(run_server, wanted, settings))
@@ -153,6 +159,52 @@ def _settings(path: Path | None, network: str | None) -> Config:
         known = f"there are: {', '.join(loaded.networks)}" if loaded.networks else "define it under `networks:`"
         common.fail(f"--network {network}: there is no such network in {loaded.path}; {known}", 2)
     return loaded
+
+
+# ── What npx and uvx would fetch ──
+
+
+async def _fetched(spec: ServerSpec, settings: Config) -> ServerSpec:
+    """The server from its packages, where its command would fetch them: a box without a network cannot. They are
+    fetched once, in a box that reaches their registry alone, and kept."""
+    from ringfence.cli.init import keeping  # noqa: PLC0415 - `--help` need not load it
+
+    runner: Runner | None = None
+    if Path(spec.command[0]).name.partition(".")[0] in _FETCHERS:
+        from ringfence.cli.init import planning  # noqa: PLC0415 - most commands fetch nothing
+
+        try:
+            runner = planning.taken_apart(spec.command)
+        except planning.NotTaken as exc:
+            common.fail(f"ringfence wrap: {exc}; install it, and name its program instead", 2)
+        if runner is not None:
+            spec = await _from_packages(spec, settings, runner)
+    store = keeping.known(spec.command, runner.packages if runner is not None else ())
+    if store is not None and store.variable is not None and store.variable not in spec.env and not spec.volumes:
+        at = keeping.place()
+        spec = replace(spec, env={**spec.env, store.variable: f"{at}/{store.file}"})
+        if at == keeping.AT:
+            spec = replace(spec, volumes=(ServerVolume(store.program, at),))
+            common.say(f"ringfence wrap: what it keeps is in the volume {store.program}, which outlives the box")
+    return spec
+
+
+async def _from_packages(spec: ServerSpec, settings: Config, runner: Runner) -> ServerSpec:
+    from ringfence.cli.init import planning  # noqa: PLC0415 - as above
+    from ringfence.cli.progress import progress  # noqa: PLC0415 - as above
+    from ringfence.compose.packages import fetch, mount  # noqa: PLC0415 - it loads all of packages
+    from ringfence.packages.install import InstallRequest  # noqa: PLC0415 - as above
+
+    try:
+        with progress(f"fetching {' '.join(runner.packages)} in a box"):
+            wanted = InstallRequest(runner.kind, runner.packages)
+            tree = await fetch(settings.gateway.state, settings.sandbox, wanted)
+        command = (*planning.start_words(tree, runner), *runner.arguments)
+    except (RingfenceError, ValueError) as exc:
+        common.fail(f"ringfence wrap: {exc}", common.NO_BOX)
+    seen = mount(tree)
+    env = {**spec.env, "PYTHONPATH": seen.at} if tree.kind == "pypi" else spec.env
+    return replace(spec, command=command, env=env, mounts=(*spec.mounts, seen))
 
 
 # ── The server ────────────────────────────────────────────────────────────────────────────────────

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -16,7 +14,8 @@ import typer
 
 from ringfence.cli import common
 from ringfence.cli.common import EXIT_CODES, TerminalChannel
-from ringfence.cli.terminal import cut, safe
+from ringfence.cli.progress import progress
+from ringfence.cli.terminal import cut
 from ringfence.compose.runs import Runs
 from ringfence.config.settings import Config
 from ringfence.core.box import Attached
@@ -29,8 +28,6 @@ from ringfence.sdk.sandbox import AsyncSandbox
 
 T = TypeVar("T")
 
-_TICK_SECONDS = 0.2
-_CLEAR = "\r\x1b[K"
 IdArgument = typer.Argument(..., metavar="ID", help="The box, as `box create` and `box list` name it.")
 
 
@@ -151,43 +148,13 @@ def size(number: int | None) -> str | None:
     return None if number is None else short_size(number)
 
 
-class ProgressLine:
-    """A line on stderr that shows progress; only on a terminal, and removed at the end."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._began = time.monotonic()
-        self._far: Progress | None = None
-
-    def __call__(self, far: Progress) -> None:
-        self._far = far
-
-    def line(self) -> str:
-        took = f"{time.monotonic() - self._began:.0f} s"
-        if self._far is None:
-            return f"{self._what} … {took}"
-        total = f" of {size(self._far.total)}" if self._far.total is not None else ""
-        return f"{self._what} … {size(self._far.done)}{total}, {took}"
-
-
 @asynccontextmanager
-async def metered(what: str) -> AsyncIterator[ProgressLine]:
-    meter = ProgressLine(what)
-    if not sys.stderr.isatty():
-        yield meter
-        return
-    telling = asyncio.get_running_loop().create_task(_tell(meter))
-    try:
-        yield meter
-    finally:
-        telling.cancel()
-        await asyncio.wait({telling})
-        sys.stderr.write(_CLEAR)
-        sys.stderr.flush()
+async def metered(what: str) -> AsyncIterator[Callable[[Progress], None]]:
+    """A line on stderr that shows progress, on a terminal; yields what is told how far it is."""
+    with progress(what, sizes=True) as line:
 
+        def tell(far: Progress) -> None:
+            line.done = far.done
+            line.total = far.total
 
-async def _tell(meter: ProgressLine) -> None:
-    while True:
-        await asyncio.sleep(_TICK_SECONDS)
-        sys.stderr.write(_CLEAR + safe(meter.line()))
-        sys.stderr.flush()
+        yield tell

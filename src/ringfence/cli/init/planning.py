@@ -6,6 +6,7 @@ import contextlib
 import os
 import posixpath
 import re
+import shutil
 import stat
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -24,7 +25,8 @@ from ringfence.core.box import Mount, within
 from ringfence.core.errors import RingfenceError, Unavailable
 from ringfence.core.quoting import quoted
 from ringfence.core.secret import MIN_CHARACTERS
-from ringfence.packages.cache import Tree
+from ringfence.core.system import interpreter
+from ringfence.packages.cache import AT, Tree
 from ringfence.packages.images import manifests
 from ringfence.packages.images.references import Reference
 from ringfence.packages.images.rootfs import program
@@ -461,6 +463,27 @@ def _requirement(text: str) -> str:
         raise NotTaken(f"{quoted(text)} is no package of an index, so it cannot be pinned by its hash")
     name, _, version = text.partition("@")
     return name if version in ("", "latest") else f"{name}=={version}"
+
+
+def start_words(tree: Tree, runner: Runner) -> list[str]:
+    """The command that runs a program of fetched packages, without its arguments. Raises Unavailable."""
+    program = runner.program or runner.packages[0]
+    name = bare_name(program) if tree.kind == "npm" else program
+    path = tree.programs.get(name)
+    if path is None:
+        known = ", ".join(sorted(tree.programs)[:8]) or "none"
+        raise Unavailable("no_program", f"{' '.join(runner.packages)} has no program {name!r}; it has: {known}")
+    if tree.kind == "pypi":
+        return [str(interpreter()), f"{AT}/{path}"]
+    node = shutil.which("node")
+    if node is None:
+        raise Unavailable("no_npm", "node is not installed here: install it, as in `apt install nodejs`")
+    return [node, f"{AT}/{path}"]
+
+
+def bare_name(package: str) -> str:
+    """A package of npm without its version."""
+    return package if "@" not in package[1:] else package[: package.rindex("@")]
 
 
 # ── Servers in images ─────────────────────────────────────────────────────────────────────────────
