@@ -498,3 +498,29 @@ async def test_what_is_kept_elsewhere_does_not_hold_a_box(monkeypatch: pytest.Mo
     async with yard(monkeypatch, replace(DESK, **more)) as made:
         await made.call("writes", changes=True)
         await tooling.until(lambda: made.pool._held == {})
+
+
+async def test_a_server_that_dies_leaves_its_last_words_to_the_operator(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with yard(monkeypatch) as made:
+        await made.call()
+        made.wires[0].ending = "it ended with status 3"
+        made.wires[0].last_words = ("Traceback", "KeyError: \x1b[2J")
+        made.wires[0].end.set()
+        await tooling.until(lambda: made.pool._held == {})
+        await tooling.until(lambda: "KeyError" in caplog.text)
+    assert "server desk ended (it ended with status 3); its last lines on stderr:" in caplog.text
+    assert "    | KeyError: \\x1b[2J" in caplog.text
+
+
+async def test_a_server_that_we_end_is_not_reported(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pool, "IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(pool, "_SWEEP_SECONDS", 0.02)
+    async with yard(monkeypatch) as made:
+        await made.call()
+        made.wires[0].last_words = ("bye",)
+        await tooling.until(lambda: made.pool._held == {})
+    assert "bye" not in caplog.text

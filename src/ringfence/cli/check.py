@@ -54,7 +54,8 @@ def check(
         common.fail("FILE and --config name two files: give one", 2)
     if yes and not accept:
         common.fail("--yes goes with --accept", 2)
-    path = file or config_path or _found()
+    named = file or config_path
+    path = _found() if named is None else common.named_config(named)
     settings, problems = _read(path)
     told: Json = {"ok": settings is not None, "file": str(path), "problems": problems}
     if not as_json:
@@ -87,7 +88,7 @@ def _found() -> Path:
     """The file that `serve` would take, relative to the current folder if it is in it."""
     path = common.find_config(None)
     if path is None:
-        common.fail("There is no ringfence.yaml here. Name one: ringfence check FILE", 2)
+        common.fail("There is no ringfence.yaml here. Name one: ringfence check FILE; or write one: ringfence init", 2)
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 

@@ -65,7 +65,7 @@ def fail(text: str, code: int = 1) -> NoReturn:
 def find_config(path: Path | None) -> Path | None:
     """The configuration named, or the one found; one that another user may have put there has to be named."""
     if path is not None:
-        return path
+        return named_config(path)
     try:
         found = next((p for p in config.default_paths() if p.is_file()), None)
     except ConfigError as exc:
@@ -79,11 +79,24 @@ def find_config(path: Path | None) -> Path | None:
     return found
 
 
+def named_config(path: Path) -> Path:
+    """The file that an option names; a folder is none."""
+    if path.is_dir():
+        there = path / "ringfence.yaml"
+        hint = f"name the file in it: {there}" if there.is_file() else "there is no ringfence.yaml in it"
+        fail(f"{path} is a folder; {hint}", 2)
+    return path
+
+
 def load(path: Path | None) -> Config:
     """The configuration named, or the one found; every problem is printed."""
     found = find_config(path)
     if found is None:
-        fail("There is no ringfence.yaml here. Write one, name one with --config, or try: ringfence serve --demo", 2)
+        fail(
+            "There is no ringfence.yaml here. Write one with `ringfence init`, name one with --config FILE, or try"
+            " without: ringfence serve --demo",
+            2,
+        )
     try:
         return config.load(found)
     except ConfigError as exc:
@@ -100,6 +113,7 @@ def own_config(path: Path | None, backend: str | None = None) -> Config:
     except ConfigError as exc:
         fail(str(exc), 2)
     if path is not None and not path.is_file():
+        named_config(path)
         fail(f"{path}: {'is not a regular file' if path.exists() else 'there is no such file'}", 2)
     try:
         loaded = default_config() if found is None else config.load(found)

@@ -237,12 +237,23 @@ def _ended(outcome: Outcome, sink: Sink, report: FactsFile) -> int:
             refused = outcome.status in (Status.VALIDATION_FAILURE, Status.DENIED, Status.UNAVAILABLE)
             text = f"{outcome.message}; nothing was run" if refused else f"{outcome.message} ({text})"
         _say(text)
+    elif outcome.status is Status.FAILED:
+        _hint(outcome, sink)
     if outcome.ran is not None and outcome.status in (Status.SUCCESS, Status.FAILED):
         seen = outcome.ran.report
         return 128 + seen.signal if seen.signal is not None else seen.exit_status or 0
     if outcome.status in (Status.SUCCESS, Status.FAILED) and isinstance(outcome.facts.get("exit_status"), int):
         return int(outcome.facts["exit_status"])
     return EXIT_CODES[outcome.status]
+
+
+def _hint(outcome: Outcome, sink: Sink) -> None:
+    """Say what may help a program that failed for want of a package or the network."""
+    from ringfence.cli.hints import hint  # noqa: PLC0415 - most do not fail
+
+    said = hint(sink.last_stderr.decode("utf-8", "replace"), outcome.facts)
+    if said is not None:
+        _say(said)
 
 
 def _name_left_out(outcome: Outcome) -> None:

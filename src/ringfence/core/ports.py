@@ -106,6 +106,11 @@ class Launched(Protocol):
         """What it writes next; nothing once it writes no more."""
         ...
 
+    @property
+    def last_stderr(self) -> str:
+        """The last of what it wrote to its standard error."""
+        ...
+
     async def stop(self) -> str:
         """End it, with everything that it started. Where it ended by itself: what it may have lacked, in a sentence."""
         ...

@@ -31,7 +31,7 @@ _NO_NETWORK: Json = {"allowed": [], "denied": [], "bytes_in": 0, "bytes_out": 0}
 _ENDED = {
     Status.SUCCESS: "exited",
     Status.FAILED: "exited",
-    Status.VALIDATION_FAILURE: "policy",
+    Status.VALIDATION_FAILURE: None,  # it is not that anything forbade it: there was nothing that could begin
     Status.DENIED: "policy",
     Status.APPROVAL_REQUIRED: "policy",
     Status.TIMEOUT: "timeout",
@@ -81,7 +81,7 @@ class Ending:
         return self.wall_ms if self.ran is None else self.ran.report.wall_ms
 
 
-def _ended(ending: Ending) -> str:
+def _ended(ending: Ending) -> str | None:
     given_up = ending.reason_code == "cancelled" or (
         ending.status is Status.KILLED and ending.reason_code == "stopping"
     )
