@@ -279,8 +279,9 @@ def test_a_server_that_cannot_start_is_told(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_told_with_the_file_in_it(tmp_path: Path) -> None:
-    for words in (("check", str(tmp_path)), ("check", "--config", str(tmp_path)), ("run", "--config", str(tmp_path))):
-        done = gateways.run(*words, *(["-c", "1"] if words[0] == "run" else []))
+    named = ["--config", str(tmp_path)]
+    for words in (["check", str(tmp_path)], ["check", *named], ["serve", *named], ["run", *named, "-c", "1"]):
+        done = gateways.run(*words)
         assert done.returncode == 2 and "is a folder; there is no ringfence.yaml in it" in done.stderr
     (tmp_path / "ringfence.yaml").write_text("version: 1\n")
     assert f"name the file in it: {tmp_path}/ringfence.yaml" in gateways.run("check", tmp_path).stderr

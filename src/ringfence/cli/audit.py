@@ -23,7 +23,7 @@ from ringfence.audit.export import Checkpoints, prunes, verify_export, verify_li
 from ringfence.audit.keys import PUBLIC, Keys, load_or_create, public_key_from_file, published
 from ringfence.cli import common, options
 from ringfence.cli.progress import ProgressLine, progress
-from ringfence.cli.terminal import cut, json_text, moment, quoted, safe
+from ringfence.cli.terminal import cut, json_text, moment, painted, quoted, safe, table
 from ringfence.core import canonical
 from ringfence.core.errors import TamperError
 from ringfence.core.model import Json
@@ -131,7 +131,10 @@ def _is_gone(records: list[Record], part: str) -> bool:
 
 @audit.command("explain")
 def explain_(
-    identifier: str = IdArgument, config_path: Path | None = common.ConfigOption, demo: bool = common.DemoOption
+    identifier: str = IdArgument,
+    config_path: Path | None = common.ConfigOption,
+    demo: bool = common.DemoOption,
+    as_json: options.PrintJson = False,
 ) -> None:
     """Explain a call, a line for each step: caller, contract, policy, approval, budget, run, result, remedy, record.
 
@@ -139,10 +142,15 @@ def explain_(
     ringfence audit explain last
     """
     with _log(config_path, demo) as reader:
-        story = [record.body for record in reader.story(_find(reader, identifier))]
+        call_id = _find(reader, identifier)
+        story = [record.body for record in reader.story(call_id)]
         public = config.key_folder() / PUBLIC
         key = published(public.parent) if public.exists() else None
-        print(safe(explain(story, key), lines=True))
+        text = explain(story, key)
+    if as_json:
+        common.dump({"call_id": call_id, "lines": text.splitlines()})
+    else:
+        print(safe(text, lines=True))
 
 
 @audit.command()
@@ -171,6 +179,7 @@ def verify(
     ),
     config_path: Path | None = common.ConfigOption,
     demo: bool = common.DemoOption,
+    as_json: options.PrintJson = False,
 ) -> None:
     """Verify the live log against its signed checkpoints, or an export offline.
 
@@ -184,12 +193,14 @@ def verify(
     if export_path is not None:
         if public_key is None:
             common.fail("an export is verified with a key from outside: name it with --public-key FILE", 2)
-        _conclude(verify_export(export_path, public_key_from_file(public_key)))
+        with progress("verifying the export"):
+            report = verify_export(export_path, public_key_from_file(public_key))
+        _conclude(report, as_json)
         return
     key = public_key_from_file(public_key) if public_key else published(config.key_folder())
     with _log(config_path, demo) as reader:
         report = _verified(reader, key)
-    _conclude(report)
+    _conclude(report, as_json)
 
 
 def _verified(reader: Reader, key: Ed25519PublicKey) -> Verification:
@@ -209,8 +220,12 @@ def _moved(reader: Reader, checkpoints: Checkpoints, key: Ed25519PublicKey) -> b
     return now.keys() != checkpoints.keys() or prunes(now, key) != prunes(checkpoints, key)
 
 
-def _conclude(report: Verification) -> None:
-    print(safe(str(report), lines=True))
+def _conclude(report: Verification, as_json: bool) -> None:
+    if as_json:
+        found = {"ok": report.ok, "records": report.records, "chains": len(report.heads)}
+        common.dump({**found, "faults": list(map(str, report.faults)), "notes": list(report.notes)})
+    else:
+        print(painted(safe(str(report), lines=True), "good" if report.ok else "bad"))
     if not report.ok:
         raise typer.Exit(1)
 
@@ -222,6 +237,7 @@ def export(
     until: str | None = typer.Option(None, "--until", metavar="TIME", help="Up to, not including, this time."),
     config_path: Path | None = common.ConfigOption,
     demo: bool = common.DemoOption,
+    as_json: options.PrintJson = False,
 ) -> None:
     """Write the log, or a period of it, to a file that verifies offline with the public key.
 
@@ -237,6 +253,11 @@ def export(
     with _log(config_path, demo) as reader:
         keys = load_or_create(config.key_folder())
         report = _exported(reader, path, keys, period)
+    if as_json:
+        counts = {"records": report.records, "chains": len(report.heads)}
+        public_key = str(keys.folder / PUBLIC)
+        common.dump({"file": str(path), "state": str(folder), **counts, "key": keys.id, "public_key": public_key})
+        return
     shown, counted = safe(str(path)), f"{report.records} records of {len(report.heads)} chains"
     print(f"{shown}: {counted} from {safe(str(folder))}, signed with key {keys.id}.")
     public = safe(str(keys.folder / PUBLIC))
@@ -440,12 +461,9 @@ def _any_row(record: Record) -> Json:
 
 
 def _table(rows: list[Json]) -> None:
-    cells = [[_cell(value) for value in row.values()] for row in rows]
-    if sys.stdout.isatty():  # a script reads rows alone
-        cells.insert(0, [name.upper().replace("_", " ") for name in rows[0]])
-    widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
-    for line in cells:
-        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+    heads = [name.upper().replace("_", " ") for name in rows[0]]
+    # A script reads rows alone.
+    print(table(heads if sys.stdout.isatty() else None, [[_cell(value) for value in row.values()] for row in rows]))
 
 
 def _cell(value: Any) -> str:

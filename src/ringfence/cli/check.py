@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 
 from ringfence import config, identity
 from ringfence.cli import common, options
-from ringfence.cli.terminal import MARGIN, confirm, json_text, quoted, safe
+from ringfence.cli.terminal import MARGIN, confirm, json_text, painted, quoted, safe
 from ringfence.config import Config
 from ringfence.core.errors import ConfigError, Problem, RingfenceError, Unavailable
 from ringfence.core.model import Contract, Definition, Json, ServerSpec
@@ -61,7 +61,8 @@ def check(
     if not as_json:
         for each in problems:
             mark = "warning: " if each["severity"] == "warning" else ""
-            print(safe(f"{each['file']}:{each['line']}:{each['column']}: {mark}{each['problem']}"))
+            text = safe(f"{each['file']}:{each['line']}:{each['column']}: {mark}{each['problem']}")
+            print(painted(text, "warning" if mark else "error"))
     if settings is not None:
         told |= _contents(settings)
         if print_:
@@ -81,7 +82,8 @@ def check(
             _count(len(settings.servers), "server", "servers"),
         )
         # With --print the output is YAML, and stays it.
-        print(safe(f"{'# ' if print_ else ''}{path}: ok, {', '.join(counted)}"))
+        shown = safe(f"{'# ' if print_ else ''}{path}")
+        print(f"{shown}: {painted('ok', 'good')}, {', '.join(counted)}")
 
 
 def _found() -> Path:

@@ -19,7 +19,7 @@ import typer
 
 from ringfence import config
 from ringfence.audit.keys import load_or_create
-from ringfence.cli.terminal import json_text, safe
+from ringfence.cli.terminal import json_text, painted, safe
 from ringfence.config import Config
 from ringfence.core.errors import ConfigError, RingfenceError
 from ringfence.core.model import Json, Status
@@ -55,7 +55,7 @@ DemoOption = typer.Option(False, "--demo", help="Use the built-in example of `ri
 
 def fail(text: str, code: int = 1) -> NoReturn:
     """Say what is wrong on stderr and exit."""
-    print(safe(text, lines=True), file=sys.stderr)
+    print(painted(safe(text, lines=True), "error", sys.stderr), file=sys.stderr)
     raise typer.Exit(code)
 
 

@@ -6,13 +6,15 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
 from ringfence import __version__
-from ringfence.cli.terminal import safe
+from ringfence.cli import usage
+from ringfence.cli.terminal import painted, safe
 from ringfence.core import system
 from ringfence.core.errors import RingfenceError
 
@@ -30,6 +32,7 @@ VERBS = {
     "audit": "Read, explain, verify and export the audit log.",
     "state": "Show what Ringfence keeps on this machine, where and how much, and prune its caches.",
     "bench": "Measure what calls and boxes cost on this machine.",
+    "completion": "Print the script that has bash, zsh or fish complete verbs and options.",
 }
 _BOXED = ("run", "box", "host", "doctor", "wrap", "bench")
 """Verbs that need boxes. On a system without them, they are not loaded."""
@@ -85,13 +88,14 @@ def _escaped() -> Iterator[None]:
         yield
     except Exception as exc:
         # Errors of usage; their class has no public name.
-        if isinstance(exc, typer.BadParameter.__mro__[1]) and isinstance(message := getattr(exc, "message", None), str):
-            exc.message = safe(message, lines=True)  # type: ignore[attr-defined]
+        if isinstance(exc, typer.BadParameter.__mro__[1]):
+            exc.show = partial(usage.show, exc)  # type: ignore[attr-defined]
         raise
 
 
 def command_line(words: list[str]) -> typer.Typer:
     """The commands. Only the verb that `words` name is loaded: `audit list` need not load a web server."""
+    usage.install()
     app = typer.Typer(
         name="ringfence",
         cls=_Commands,
@@ -117,6 +121,19 @@ def command_line(words: list[str]) -> typer.Typer:
         else:
             app.command(verb)(found)
     return app
+
+
+def every_command() -> Any:
+    """All commands, loaded, as Typer's own objects."""
+    app = command_line([])
+    app.registered_commands = []
+    for verb in VERBS:
+        found = load(verb) if verb not in _BOXED or system.no_boxes() is None else _not_loaded
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=verb)
+        else:
+            app.command(verb)(found)
+    return typer.main.get_command(app)
 
 
 def load(verb: str) -> Callable[..., None] | typer.Typer:
@@ -175,6 +192,10 @@ def load(verb: str) -> Callable[..., None] | typer.Typer:
             from ringfence.cli.bench.command import bench
 
             return bench
+        case "completion":
+            from ringfence.cli.completion import completion
+
+            return completion
     raise AssertionError(f"no verb {verb}")
 
 
@@ -208,7 +229,7 @@ def main() -> None:
 
 def _fail(text: str) -> None:
     """An error that a verb did not expect ends as one sentence. Its text may quote untrusted input."""
-    print(safe(text, lines=True), file=sys.stderr)
+    print(painted(safe(text, lines=True), "error", sys.stderr), file=sys.stderr)
     sys.exit(1)
 
 

@@ -399,7 +399,7 @@ def _listed(servers: list[str]) -> str:
 
 
 def _no_backend(tool: str) -> Refused:
-    text = f"The tool {tool!r} is not available: it needs a sandbox, and no sandbox backend is available."
+    text = f"The tool {tool!r} is not available: it needs a box, and none can be made here."
     return Refused(Status.UNAVAILABLE, "no_backend", text)
 
 

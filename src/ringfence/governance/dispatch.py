@@ -138,7 +138,9 @@ class Dispatcher:
 
     def _require_executor(self, contract: Contract) -> Executor:
         if self.executor is None:
-            raise Unavailable("no_backend", f"{contract.name} needs a sandbox, and no sandbox backend is available")
+            raise Unavailable(
+                "no_backend", f"{contract.name} needs a box, and none can be made here: `ringfence host` says why"
+            )
         return self.executor
 
     def isolation(self, contract: Contract) -> Json:

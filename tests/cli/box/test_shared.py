@@ -52,3 +52,18 @@ async def test_on_a_terminal_a_line_says_how_far_it_is_and_is_gone_at_the_end(mo
         await tooling.until(lambda: "512 B" in shown.getvalue())
     assert re.search(r"put a\\x1b\[2Jb  \[#{10}\.{10}\] 512 B/1\.0 KiB, \d+ s", shown.getvalue())
     assert shown.getvalue().endswith("\r\x1b[K")
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        (
+            "there is no session 'x'; list_sessions, or `ringfence box list`, shows which there are",
+            "there is no box 'x'; `ringfence box list` shows which there are",
+        ),
+        ("there are 3 sessions already", "there are 3 boxes already"),
+        ("/workspace/session.txt and `session` and my-session", "/workspace/session.txt and `session` and my-session"),
+    ],
+)
+def test_on_the_command_line_a_session_is_a_box(said: str, shown: str) -> None:
+    assert shared.as_boxes(said) == shown

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +16,7 @@ import typer
 from ringfence.cli import common
 from ringfence.cli.common import EXIT_CODES, TerminalChannel
 from ringfence.cli.progress import progress
-from ringfence.cli.terminal import cut
+from ringfence.cli.terminal import table
 from ringfence.compose.runs import Runs
 from ringfence.config.settings import Config
 from ringfence.core.box import Attached
@@ -54,10 +55,19 @@ def finish(work: Callable[[], Awaitable[T]]) -> T:
     try:
         ended: T = common.run(_ended_by_signals, work)
     except Refused as exc:
-        common.fail(exc.message, EXIT_CODES[exc.status])
+        common.fail(as_boxes(exc.message), EXIT_CODES[exc.status])
     except (Unavailable, OutcomeUnknown, StoreError) as exc:
-        common.fail(str(exc), common.NO_BOX)
+        common.fail(as_boxes(str(exc)), common.NO_BOX)
     return ended
+
+
+_BOTH = "list_sessions, or `ringfence box list`, shows"
+_SESSION = re.compile(r"(?<![\w./'\"`-])session(s?)(?![\w./'\"`-])")
+
+
+def as_boxes(text: str) -> str:
+    """A message about sessions, in the word that these verbs have for them (docs/glossary.md)."""
+    return _SESSION.sub(lambda found: "boxes" if found[1] else "box", text.replace(_BOTH, "`ringfence box list` shows"))
 
 
 async def _ended_by_signals(work: Callable[[], Awaitable[T]]) -> T:
@@ -90,12 +100,6 @@ async def _ended_by_signals(work: Callable[[], Awaitable[T]]) -> T:
 def plain(value: Any) -> Any:
     """A record as JSON has it."""
     return asdict(value)
-
-
-def table(heads: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> str:
-    lines = [heads, *(tuple("-" if cell is None else cut(str(cell), 120) for cell in row) for row in rows)]
-    widths = [max(len(line[n]) for line in lines) for n in range(len(heads))]
-    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines)
 
 
 def sandboxes(infos: list[SandboxInfo]) -> str:
