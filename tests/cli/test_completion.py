@@ -8,13 +8,13 @@ import subprocess
 import pytest
 
 from ringfence.cli.completion import script
-from ringfence.cli.main import VERBS
+from ringfence.cli.main import VERBS, every_command
 from tests import gateways
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_script_has_every_verb_and_its_options(shell: str) -> None:
-    made = script(shell)
+    made = script(shell, every_command())
     assert all(verb in made for verb in VERBS)
     assert "'box files put'" in made or '"box files put"' in made
     assert ("--allow-package" in made) or ("--long-option allow-package" in made)
@@ -38,7 +38,9 @@ def test_bash_completes(words: str, completed: str) -> None:
     if bash is None:
         pytest.skip("there is no bash here")
     asked = f"COMP_WORDS=({words}); COMP_CWORD={len(words.split()) - 1}; _ringfence; echo ${{COMPREPLY[@]}}"
-    done = subprocess.run([bash, "-c", f"{script('bash')}\n{asked}"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [bash, "-c", f"{script('bash', every_command())}\n{asked}"], capture_output=True, text=True, timeout=60
+    )
     assert (done.stdout, done.stderr) == (f"{completed}\n", "")
 
 

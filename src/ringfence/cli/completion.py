@@ -6,7 +6,7 @@ The script holds all of them, so that pressing a key starts no Python.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,27 +26,29 @@ class CompletionPlace:
     options: dict[str, str] = field(default_factory=dict)
 
 
-def completion(
-    shell: str = typer.Argument(..., metavar="SHELL", help=f"One of {', '.join(_SHELLS)}."),
-) -> None:
-    """Print the script that has your shell complete verbs and options of ringfence.
+def verb(commands: Callable[[], Any]) -> Callable[..., None]:
+    """The command. `commands` returns all commands, as Typer's own objects."""
 
-    \b
-    source <(ringfence completion bash)                                  for this bash; or put the line into ~/.bashrc
-    ringfence completion zsh > "${fpath[1]}/_ringfence"                  for every new zsh
-    ringfence completion fish > ~/.config/fish/completions/ringfence.fish
-    """
-    if shell not in _SHELLS:
-        common.fail(f"there is no completion for {shell!r}; there is for: {', '.join(_SHELLS)}", 2)
-    print(script(shell), end="")
+    def completion(
+        shell: str = typer.Argument(..., metavar="SHELL", help=f"One of {', '.join(_SHELLS)}."),
+    ) -> None:
+        """Print the script that has your shell complete verbs and options of ringfence.
+
+        \b
+        source <(ringfence completion bash)                                  for this bash; or in ~/.bashrc
+        ringfence completion zsh > "${fpath[1]}/_ringfence"                  for every new zsh
+        ringfence completion fish > ~/.config/fish/completions/ringfence.fish
+        """
+        if shell not in _SHELLS:
+            common.fail(f"there is no completion for {shell!r}; there is for: {', '.join(_SHELLS)}", 2)
+        print(script(shell, commands()), end="")
+
+    return completion
 
 
-def script(shell: str) -> str:
+def script(shell: str, commands: Any) -> str:
     """The script for a shell."""
-    from ringfence.cli.main import every_command  # noqa: PLC0415 - it loads every verb, this one among them
-
-    places = list(_places(every_command(), ""))
-    return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](places)
+    return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](list(_places(commands, "")))
 
 
 def _places(command: Any, words: str) -> Iterator[CompletionPlace]:

@@ -193,9 +193,9 @@ def load(verb: str) -> Callable[..., None] | typer.Typer:
 
             return bench
         case "completion":
-            from ringfence.cli.completion import completion
+            from ringfence.cli import completion
 
-            return completion
+            return completion.verb(every_command)
     raise AssertionError(f"no verb {verb}")
 
 
@@ -216,7 +216,7 @@ def _not_loaded() -> None:
 
 def main() -> None:
     try:
-        command_line(sys.argv[1:])()
+        command_line(sys.argv[1:])(prog_name="ringfence")
     except RingfenceError as exc:
         _fail(str(exc))
     except ModuleNotFoundError as exc:
