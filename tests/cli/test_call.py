@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -259,3 +260,12 @@ def test_an_interrupted_caller_leaves_a_cancelled_call(served: gateways.Served) 
     ended = partial(gateways.records, served.state, call_id=call, kind="finished")
     tooling.wait_until(ended)
     assert [record["reason_code"] for record in ended()] == ["cancelled"]
+
+
+def test_a_server_that_dies_says_why_at_once(tmp_path: Path) -> None:
+    (tmp_path / "server.py").write_text("import sys\nsys.exit('no settings in \\x1b[2Jhere')\n")
+    text = f"servers: {{bad: {{command: [{sys.executable}, server.py]}}}}\ncapabilities: {{look: {{mode: read}}}}\n"
+    (tmp_path / "ringfence.yaml").write_text(f"version: 1\ngateway: {{state: ./state}}\n{text}")
+    done = gateways.run("call", "look", cwd=tmp_path)
+    assert done.returncode == 125
+    assert "    | no settings in \\u{1b}[2Jhere" in done.stderr, done.stderr

@@ -276,3 +276,12 @@ def test_a_server_that_cannot_start_is_told(tmp_path: Path) -> None:
     assert shown.returncode == 1
     assert "server dead cannot be asked" in shown.stderr and "ok" not in shown.stdout.splitlines()[-1]
     assert set(pins(tmp_path)) == {"read"}  # the others are not held up by it
+
+
+def test_a_folder_is_told_with_the_file_in_it(tmp_path: Path) -> None:
+    named = ["--config", str(tmp_path)]
+    for words in (["check", str(tmp_path)], ["check", *named], ["serve", *named], ["run", *named, "-c", "1"]):
+        done = gateways.run(*words)
+        assert done.returncode == 2 and "is a folder; there is no ringfence.yaml in it" in done.stderr
+    (tmp_path / "ringfence.yaml").write_text("version: 1\n")
+    assert f"name the file in it: {tmp_path}/ringfence.yaml" in gateways.run("check", tmp_path).stderr

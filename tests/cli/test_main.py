@@ -65,6 +65,14 @@ def test_wrong_usage_exits_2(words: tuple[str, ...]) -> None:
     shown = run(*words)
     assert shown.returncode == 2
     assert "Usage:" in shown.stderr and "Traceback" not in shown.stderr
+    assert len(shown.stderr.splitlines()) == 2
+
+
+def test_usage_is_written_as_it_is_typed() -> None:
+    wrong = run("run", "--tmeout", "3")
+    assert wrong.stderr.splitlines()[0] == "ringfence run: No such option: --tmeout. Did you mean --timeout?"
+    shown = run("box", "exec", "--help").stdout
+    assert "Usage: ringfence box exec [OPTIONS] ID [FILE]" in shown and "<str>" not in shown and "{ID}" not in shown
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,8 @@ def test_a_taken_port_is_one_clear_sentence(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         shown = run("serve", "--config", configured(tmp_path), "--port", str(port))
     assert shown.returncode == 1
-    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in shown.stderr.splitlines()
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use; another gateway" in shown.stderr
+    assert "--port" in shown.stderr
     assert "Traceback" not in shown.stderr and "Ringfence serves" not in shown.stdout
 
 

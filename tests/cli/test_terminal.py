@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -92,3 +94,30 @@ def test_without_a_terminal_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("at", [float("inf"), float("nan"), -1e300, 1e18])
 def test_a_time_that_is_none_is_shown_all_the_same(at: float) -> None:
     assert terminal.moment(at) == "no time"
+
+
+# ── Colours ──
+
+
+def test_colours_are_for_terminals_that_want_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert terminal.painted("ok", "good", Terminal()) == "\x1b[32mok\x1b[0m"
+    assert terminal.painted("ok", "good", io.StringIO()) == "ok"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert terminal.painted("ok", "good", Terminal()) == "ok"
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("TERM", "dumb")
+    assert terminal.painted("ok", "good", Terminal()) == "ok"
+
+
+def test_a_table_is_as_wide_with_colours_as_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [("a", "running", "x"), ("bb", "stopped (lifetime)", None)]
+    plain = terminal.table(("ID", "STATE", "NAME"), rows)
+    monkeypatch.setattr(terminal, "painted", lambda text, kind, file=None: f"\x1b[1m{text}\x1b[0m" if kind else text)
+    coloured = terminal.table(("ID", "STATE", "NAME"), rows)
+    assert coloured != plain and re.sub(r"\x1b\[\d+m", "", coloured) == plain

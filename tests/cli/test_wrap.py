@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests import gateways
+from tests.packages.registry import known_alone, served
+from tests.packages.servers import NODE, PYTHON
 
 
 @pytest.fixture
@@ -116,3 +119,32 @@ def test_when_its_reader_goes_the_server_goes(folders: dict[str, str]) -> None:
     process.stdout.close()
     assert process.wait(60) != 0
     process.stdin.close()
+
+
+def test_what_uvx_and_npx_would_fetch_is_fetched_once_and_runs_without_a_network(
+    folders: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listing = b'{"jsonrpc": "2.0", "id": 1, "method": "tools/list"}\n'
+    with served() as registry:
+        known_alone(registry, monkeypatch)
+        registry.wheel("small", "1.0", {"small.py": PYTHON}, script="small = small:main")
+        commands = [["uvx", "small"]]
+        if shutil.which("npm") is not None:
+            registry.npm("@me/js", "2.1.0", {"cli.js": NODE}, bin={"js": "cli.js"})
+            commands.append(["npx", "-y", "@me/js"])
+        for words in commands:
+            done = wrap(folders, "--", *words, stdin=listing)
+            assert (done.returncode, done.stderr) == (0, b""), done.stderr
+            assert b'"tools"' in done.stdout
+        asked = len(registry.asked)
+        assert wrap(folders, "--", *commands[-1], stdin=listing).returncode == 0
+        assert len(registry.asked) == asked
+        missing = wrap(folders, "--", "uvx", "no-such-package-anywhere")
+        assert missing.returncode == 125 and b"no-such-package-anywhere" in missing.stderr
+
+
+def test_a_volume_is_there_in_the_next_box(folders: dict[str, str]) -> None:
+    for expected in (b"", b"kept\n"):
+        done = wrap(folders, "--volume", "v:/data", "--", "sh", "-c", "cat /data/a 2>/dev/null; echo kept > /data/a")
+        assert (done.returncode, done.stdout) == (0, expected), done.stderr
+    assert wrap(folders, "--volume", "v", "--", "true").returncode == 2

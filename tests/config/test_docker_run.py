@@ -55,7 +55,8 @@ def test_folders_of_the_host() -> None:
         Bound("/c", "/c", True),
         Bound("d", "/d", False),
     ]
-    assert len(found.notes) == 3
+    assert len(found.notes) == 2
+    assert found.volumes == [("named", "/e")]
 
 
 @pytest.mark.parametrize(

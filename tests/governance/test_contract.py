@@ -389,3 +389,8 @@ def test_the_digest_of_a_definition_covers_every_field_and_no_order(order: list[
     assert canonical.definition_digest({**BODY, changed: "changed"}) != digest
     assert canonical.definition_digest({key: value for key, value in BODY.items() if key != changed}) != digest
     assert canonical.definition_digest({**BODY, "added": None}) == digest
+
+
+def test_mistyped_arguments_are_told_with_the_names_that_there_are() -> None:
+    assert refusal(catalog(), "create_ticket", {"titel": "x"}).message.endswith("Did you mean 'title'?")
+    assert "It takes: title" in refusal(catalog(), "create_ticket", {"zzzz": "x"}).message

@@ -86,7 +86,7 @@ def test_named_programs_are_told_of(commands: Any, words: str) -> None:
 def test_a_refusal_has_the_same_shape_and_says_that_nothing_ran(known: dict[str, Any]) -> None:
     facts = build(ending(Status.VALIDATION_FAILURE, "unknown_tool", dispatched=False, **known))
     assert list(facts) == KEYS
-    assert (facts["ended"], facts["effect"]) == ("policy", "none")
+    assert (facts["ended"], facts["effect"]) == (None, "none")
     assert (facts["isolation"], facts["network"], facts["denials"]) == (None, None, {})
     assert facts["explanation"].endswith("nothing was run")
 
@@ -101,7 +101,7 @@ def test_times_are_told_in_utc() -> None:
     [
         (Status.SUCCESS, "ok", "exited"),
         (Status.FAILED, "tool_error", "exited"),
-        (Status.VALIDATION_FAILURE, "bad_arguments", "policy"),
+        (Status.VALIDATION_FAILURE, "bad_arguments", None),
         (Status.DENIED, "policy", "policy"),
         (Status.APPROVAL_REQUIRED, "approval", "policy"),
         (Status.TIMEOUT, "timeout", "timeout"),
@@ -111,7 +111,7 @@ def test_times_are_told_in_utc() -> None:
         (Status.UNKNOWN, "lost", "infra"),
     ],
 )
-def test_how_it_ended(status: Status, code: str, ended: str) -> None:
+def test_how_it_ended(status: Status, code: str, ended: str | None) -> None:
     facts = build(ending(status, code))
     assert facts["ended"] == ended
     assert facts["timed_out"] is (status is Status.TIMEOUT)

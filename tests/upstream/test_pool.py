@@ -10,8 +10,9 @@ from typing import Any
 import anyio
 import pytest
 
+from ringfence.core.box import Mount
 from ringfence.core.errors import OutcomeUnknown, Unavailable
-from ringfence.core.model import Definition, Json, Principal, ServerSpec
+from ringfence.core.model import Definition, Json, Principal, ServerSpec, ServerVolume
 from ringfence.core.ports import UpstreamRequest
 from ringfence.upstream import pool
 from ringfence.upstream.connection import Connection
@@ -470,3 +471,56 @@ async def test_resources_are_listed_only_where_the_server_has_any(monkeypatch: p
         request = UpstreamRequest("desk", Principal("a"), "resources/list", {}, Client(), 5.0)
         assert await made.pool.request(request) == {"resources": []}
         assert "resources/list" not in made.wires[0].methods
+
+
+async def test_what_is_in_a_box_alone_is_not_ended_for_being_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(pool, "_SWEEP_SECONDS", 0.02)
+    async with yard(monkeypatch) as made:
+        await made.call("reads")
+        await made.call("writes", changes=True)
+        await tooling.until(lambda: [key[1] for key in made.pool._held] == ["local/writes"])
+        await anyio.sleep(0.2)
+        assert [key[1] for key in made.pool._held] == ["local/writes"], "its box has the only copy"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"volumes": (ServerVolume("v", "/data"),)},
+        {"mounts": (Mount("/srv", "/srv", "rw"),)},
+        {"network": "out"},
+    ],
+)
+async def test_what_is_kept_elsewhere_does_not_hold_a_box(monkeypatch: pytest.MonkeyPatch, more: Any) -> None:
+    monkeypatch.setattr(pool, "IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(pool, "_SWEEP_SECONDS", 0.02)
+    async with yard(monkeypatch, replace(DESK, **more)) as made:
+        await made.call("writes", changes=True)
+        await tooling.until(lambda: made.pool._held == {})
+
+
+async def test_a_server_that_dies_leaves_its_last_words_to_the_operator(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with yard(monkeypatch) as made:
+        await made.call()
+        made.wires[0].ending = "it ended with status 3"
+        made.wires[0].last_words = ("Traceback", "KeyError: \x1b[2J")
+        made.wires[0].end.set()
+        await tooling.until(lambda: made.pool._held == {})
+        await tooling.until(lambda: "KeyError" in caplog.text)
+    assert "server desk ended (it ended with status 3); its last lines on stderr:" in caplog.text
+    assert "    | KeyError: \\x1b[2J" in caplog.text
+
+
+async def test_a_server_that_we_end_is_not_reported(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pool, "IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(pool, "_SWEEP_SECONDS", 0.02)
+    async with yard(monkeypatch) as made:
+        await made.call()
+        made.wires[0].last_words = ("bye",)
+        await tooling.until(lambda: made.pool._held == {})
+    assert "bye" not in caplog.text

@@ -436,9 +436,14 @@ def _effect(finished: Json) -> str:
             return _NEVER_RAN
         case "approval_required":
             return "it has not run"
+    lasts = _text(_part(finished, "facts").get("lasts"))
+    done = {
+        "call": "what it changed was in a box for this call alone, and is gone with it",
+        "server": "what it changed is in the server's box alone, and lasts until that ends",
+    }
     return {
         "none": "nothing outside was changed",
-        "confirmed": "its effect is confirmed",
+        "confirmed": done.get(lasts, "its effect is confirmed"),
         "unknown": "whether it changed anything outside is unknown",
     }.get(_text(finished.get("effect")), "its effect is not on record")
 

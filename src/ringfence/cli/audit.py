@@ -6,12 +6,12 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -22,12 +22,14 @@ from ringfence.audit.explain import explain
 from ringfence.audit.export import Checkpoints, prunes, verify_export, verify_live, write_export
 from ringfence.audit.keys import PUBLIC, Keys, load_or_create, public_key_from_file, published
 from ringfence.cli import common, options
-from ringfence.cli.terminal import cut, json_text, moment, quoted, safe
+from ringfence.cli.progress import ProgressLine, progress
+from ringfence.cli.terminal import cut, json_text, moment, painted, quoted, safe, table
 from ringfence.core import canonical
 from ringfence.core.errors import TamperError
 from ringfence.core.model import Json
 from ringfence.store import Reader, Record, Transaction
 
+T = TypeVar("T")
 Part = Literal["arguments", "result"]
 _PREFIX = "call_"
 _TRIES = 3
@@ -129,7 +131,10 @@ def _is_gone(records: list[Record], part: str) -> bool:
 
 @audit.command("explain")
 def explain_(
-    identifier: str = IdArgument, config_path: Path | None = common.ConfigOption, demo: bool = common.DemoOption
+    identifier: str = IdArgument,
+    config_path: Path | None = common.ConfigOption,
+    demo: bool = common.DemoOption,
+    as_json: options.PrintJson = False,
 ) -> None:
     """Explain a call, a line for each step: caller, contract, policy, approval, budget, run, result, remedy, record.
 
@@ -137,10 +142,15 @@ def explain_(
     ringfence audit explain last
     """
     with _log(config_path, demo) as reader:
-        story = [record.body for record in reader.story(_find(reader, identifier))]
+        call_id = _find(reader, identifier)
+        story = [record.body for record in reader.story(call_id)]
         public = config.key_folder() / PUBLIC
         key = published(public.parent) if public.exists() else None
-        print(safe(explain(story, key), lines=True))
+        text = explain(story, key)
+    if as_json:
+        common.dump({"call_id": call_id, "lines": text.splitlines()})
+    else:
+        print(safe(text, lines=True))
 
 
 @audit.command()
@@ -169,6 +179,7 @@ def verify(
     ),
     config_path: Path | None = common.ConfigOption,
     demo: bool = common.DemoOption,
+    as_json: options.PrintJson = False,
 ) -> None:
     """Verify the live log against its signed checkpoints, or an export offline.
 
@@ -182,19 +193,23 @@ def verify(
     if export_path is not None:
         if public_key is None:
             common.fail("an export is verified with a key from outside: name it with --public-key FILE", 2)
-        _conclude(verify_export(export_path, public_key_from_file(public_key)))
+        with progress("verifying the export"):
+            report = verify_export(export_path, public_key_from_file(public_key))
+        _conclude(report, as_json)
         return
     key = public_key_from_file(public_key) if public_key else published(config.key_folder())
     with _log(config_path, demo) as reader:
         report = _verified(reader, key)
-    _conclude(report)
+    _conclude(report, as_json)
 
 
 def _verified(reader: Reader, key: Ed25519PublicKey) -> Verification:
     """Others write meanwhile. If one begins a chain, or prunes, the parts read do not belong together: try again."""
     for _ in range(_TRIES):
         records, checkpoints = reader.evidence()
-        report = verify_live(records, checkpoints, key, reader.record)
+        with progress("verifying records") as line:
+            counted = {chain: _counted(each, line) for chain, each in records.items()}
+            report = verify_live(counted, checkpoints, key, reader.record)
         if report.ok or not _moved(reader, checkpoints, key):
             break
     return _compared(reader, report)
@@ -205,8 +220,12 @@ def _moved(reader: Reader, checkpoints: Checkpoints, key: Ed25519PublicKey) -> b
     return now.keys() != checkpoints.keys() or prunes(now, key) != prunes(checkpoints, key)
 
 
-def _conclude(report: Verification) -> None:
-    print(safe(str(report), lines=True))
+def _conclude(report: Verification, as_json: bool) -> None:
+    if as_json:
+        found = {"ok": report.ok, "records": report.records, "chains": len(report.heads)}
+        common.dump({**found, "faults": list(map(str, report.faults)), "notes": list(report.notes)})
+    else:
+        print(painted(safe(str(report), lines=True), "good" if report.ok else "bad"))
     if not report.ok:
         raise typer.Exit(1)
 
@@ -218,6 +237,7 @@ def export(
     until: str | None = typer.Option(None, "--until", metavar="TIME", help="Up to, not including, this time."),
     config_path: Path | None = common.ConfigOption,
     demo: bool = common.DemoOption,
+    as_json: options.PrintJson = False,
 ) -> None:
     """Write the log, or a period of it, to a file that verifies offline with the public key.
 
@@ -233,6 +253,11 @@ def export(
     with _log(config_path, demo) as reader:
         keys = load_or_create(config.key_folder())
         report = _exported(reader, path, keys, period)
+    if as_json:
+        counts = {"records": report.records, "chains": len(report.heads)}
+        public_key = str(keys.folder / PUBLIC)
+        common.dump({"file": str(path), "state": str(folder), **counts, "key": keys.id, "public_key": public_key})
+        return
     shown, counted = safe(str(path)), f"{report.records} records of {len(report.heads)} chains"
     print(f"{shown}: {counted} from {safe(str(folder))}, signed with key {keys.id}.")
     public = safe(str(keys.folder / PUBLIC))
@@ -247,10 +272,18 @@ def _exported(reader: Reader, path: Path, keys: Keys, period: Period) -> Verific
         left -= 1
         checkpoints = reader.checkpoints()  # before the records, which only grow
         try:
-            return write_export(path, reader.period(period), keys, period, checkpoints, reader.record)
+            with progress("exporting records") as line:
+                records = _counted(reader.period(period), line)
+                return write_export(path, records, keys, period, checkpoints, reader.record)
         except TamperError:
             if left == 0 or not _moved(reader, checkpoints, keys.public):
                 raise
+
+
+def _counted(records: Iterable[T], line: ProgressLine) -> Iterator[T]:
+    for record in records:
+        line.step()
+        yield record
 
 
 @audit.command()
@@ -428,12 +461,9 @@ def _any_row(record: Record) -> Json:
 
 
 def _table(rows: list[Json]) -> None:
-    cells = [[_cell(value) for value in row.values()] for row in rows]
-    if sys.stdout.isatty():  # a script reads rows alone
-        cells.insert(0, [name.upper().replace("_", " ") for name in rows[0]])
-    widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
-    for line in cells:
-        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+    heads = [name.upper().replace("_", " ") for name in rows[0]]
+    # A script reads rows alone.
+    print(table(heads if sys.stdout.isatty() else None, [[_cell(value) for value in row.values()] for row in rows]))
 
 
 def _cell(value: Any) -> str:

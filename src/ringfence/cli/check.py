@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 
 from ringfence import config, identity
 from ringfence.cli import common, options
-from ringfence.cli.terminal import MARGIN, confirm, json_text, quoted, safe
+from ringfence.cli.terminal import MARGIN, confirm, json_text, painted, quoted, safe
 from ringfence.config import Config
 from ringfence.core.errors import ConfigError, Problem, RingfenceError, Unavailable
 from ringfence.core.model import Contract, Definition, Json, ServerSpec
@@ -55,13 +55,15 @@ def check(
         common.fail("FILE and --config name two files: give one", 2)
     if yes and not accept:
         common.fail("--yes goes with --accept", 2)
-    path = file or config_path or _found()
+    named = file or config_path
+    path = _found() if named is None else common.named_config(named)
     settings, problems = _read(path)
     told: Json = {"ok": settings is not None, "file": str(path), "problems": problems}
     if not as_json:
         for each in problems:
             mark = "warning: " if each["severity"] == "warning" else ""
-            print(safe(f"{each['file']}:{each['line']}:{each['column']}: {mark}{each['problem']}"))
+            text = safe(f"{each['file']}:{each['line']}:{each['column']}: {mark}{each['problem']}")
+            print(painted(text, "warning" if mark else "error"))
     if settings is not None:
         told |= _contents(settings)
         if print_:
@@ -81,14 +83,15 @@ def check(
             _count(len(settings.servers), "server", "servers"),
         )
         # With --print the output is YAML, and stays it.
-        print(safe(f"{'# ' if print_ else ''}{path}: ok, {', '.join(counted)}"))
+        shown = safe(f"{'# ' if print_ else ''}{path}")
+        print(f"{shown}: {painted('ok', 'good')}, {', '.join(counted)}")
 
 
 def _found() -> Path:
     """The file that `serve` would take, relative to the current folder if it is in it."""
     path = common.find_config(None)
     if path is None:
-        common.fail("There is no ringfence.yaml here. Name one: ringfence check FILE", 2)
+        common.fail("There is no ringfence.yaml here. Name one: ringfence check FILE; or write one: ringfence init", 2)
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 

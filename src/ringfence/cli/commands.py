@@ -6,12 +6,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
 from ringfence import __version__
+from ringfence.cli import usage
 from ringfence.cli.logs import log_to_stderr
 from ringfence.cli.verbs import VERBS
 from ringfence.core import system
@@ -62,15 +64,14 @@ def _escaped() -> Iterator[None]:
         yield
     except Exception as exc:
         # Errors of usage; their class has no public name.
-        if isinstance(exc, typer.BadParameter.__mro__[1]) and isinstance(message := getattr(exc, "message", None), str):
-            from ringfence.cli.terminal import safe
-
-            exc.message = safe(message, lines=True)  # type: ignore[attr-defined]
+        if isinstance(exc, typer.BadParameter.__mro__[1]):
+            exc.show = partial(usage.show, exc)  # type: ignore[attr-defined]
         raise
 
 
 def command_line(words: list[str]) -> typer.Typer:
     """The commands. Only the verb that `words` name is loaded: `audit list` need not load a web server."""
+    usage.install()
     app = typer.Typer(
         name="ringfence",
         cls=_Commands,
@@ -96,6 +97,19 @@ def command_line(words: list[str]) -> typer.Typer:
         else:
             app.command(verb)(found)
     return app
+
+
+def every_command() -> Any:
+    """All commands, loaded, as Typer's own objects."""
+    app = command_line([])
+    app.registered_commands = []
+    for verb in VERBS:
+        found = load(verb) if verb not in _BOXED or system.no_boxes() is None else _not_loaded
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=verb)
+        else:
+            app.command(verb)(found)
+    return typer.main.get_command(app)
 
 
 def load(verb: str) -> Callable[..., None] | typer.Typer:
@@ -153,6 +167,10 @@ def load(verb: str) -> Callable[..., None] | typer.Typer:
             from ringfence.cli.bench.command import bench
 
             return bench
+        case "completion":
+            from ringfence.cli import completion
+
+            return completion.verb(every_command)
     raise AssertionError(f"no verb {verb}")
 
 

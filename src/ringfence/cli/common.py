@@ -22,6 +22,7 @@ from ringfence.cli.running import OUTPUT_LOST as OUTPUT_LOST
 from ringfence.cli.running import TerminalChannel as TerminalChannel
 from ringfence.cli.running import ended_by_signals as ended_by_signals
 from ringfence.cli.running import fail as fail
+from ringfence.cli.running import named_config as named_config
 from ringfence.cli.running import own_config as own_config
 from ringfence.cli.running import run as run
 from ringfence.cli.running import say as say
@@ -42,7 +43,7 @@ DemoOption = typer.Option(False, "--demo", help="Use the built-in example of `ri
 def find_config(path: Path | None) -> Path | None:
     """The configuration named, or the one found; one that another user may have put there has to be named."""
     if path is not None:
-        return path
+        return named_config(path)
     try:
         found = next((p for p in config.default_paths() if p.is_file()), None)
     except ConfigError as exc:
@@ -60,7 +61,11 @@ def load(path: Path | None) -> Config:
     """The configuration named, or the one found; every problem is printed."""
     found = find_config(path)
     if found is None:
-        fail("There is no ringfence.yaml here. Write one, name one with --config, or try: ringfence serve --demo", 2)
+        fail(
+            "There is no ringfence.yaml here. Write one with `ringfence init`, name one with --config FILE, or try"
+            " without: ringfence serve --demo",
+            2,
+        )
     try:
         return config.load(found)
     except ConfigError as exc:

@@ -12,7 +12,7 @@ import anyio
 import typer
 
 from ringfence.cli import common, options
-from ringfence.cli.terminal import cut, safe
+from ringfence.cli.terminal import cut, safe, word
 from ringfence.compose.backends import BACKENDS
 from ringfence.compose.runs import make_executor
 from ringfence.config.settings import SandboxSettings
@@ -32,7 +32,7 @@ _WORDS = {True: "kept", False: "BROKEN", None: "n/a"}
 
 
 def doctor(
-    backend: str | None = typer.Option(None, "--backend", metavar="B", help="The sandbox backend."),
+    backend: str | None = typer.Option(None, "--backend", metavar="B", help="What makes the boxes."),
     every: bool = typer.Option(False, "--all", help="Every backend that can make boxes here."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON: an object, or with --all a list of them."),
     classes: str | None = typer.Option(None, "--class", metavar="F,K", help=f"Only these classes: {_CLASSES}."),
@@ -203,14 +203,15 @@ def text(report: SuiteReport) -> str:
 
 def _row(result: CaseResult, width: int) -> str:
     tried = max(40, (width - 16) * 3 // 5)
-    head = f"{result.case.id:5} {_WORDS[result.kept]:7} {cut(result.case.tried, tried):{tried}}  "
-    return head + cut(result.got, max(20, width - len(head)))
+    how = f"{_WORDS[result.kept]:7}"
+    head = f"{result.case.id:5} {how} {cut(result.case.tried, tried):{tried}}  "
+    return head.replace(how, word(how), 1) + cut(result.got, max(20, width - len(head)))
 
 
 def _in_full(result: CaseResult) -> list[str]:
     case = result.case
     return [
-        safe(f"BROKEN {case.id}: {case.tried}"),
+        f"{word('BROKEN')} {safe(f'{case.id}: {case.tried}')}",
         safe(f"  expected  {case.expected}"),
         safe(f"  got       {result.got}"),
         safe(f"  control   {result.control}"),

@@ -17,7 +17,7 @@ import anyio
 import typer
 
 from ringfence.cli import common, options
-from ringfence.cli.terminal import confirm, safe
+from ringfence.cli.terminal import confirm, safe, word
 from ringfence.config.paths import caller_of_sudo
 from ringfence.config.settings import SandboxSettings
 from ringfence.core.box import BoxSpec, Program
@@ -226,8 +226,10 @@ def text(report: Json, *, brief: bool = False) -> str:
     lines = [safe(f"Boxes on this host, for {report['user']}"), ""]
     longest = max(len(finding["name"]) for finding in findings)
     for finding in findings:
-        head = safe(f"  {_WORDS[finding['state']]:8} {finding['name']:{longest}}  ")
-        lines += _wrapped(head, safe(finding["seen"]), width)
+        how = f"{_WORDS[finding['state']]:8}"
+        head = safe(f"  {how} {finding['name']:{longest}}  ")
+        first, *rest = _wrapped(head, safe(finding["seen"]), width)
+        lines += [first.replace(how, word(how), 1), *rest]
     alike: dict[str, list[Json]] = {}
     for finding in findings:
         if finding["state"] != "ok":

@@ -35,7 +35,7 @@ def main() -> None:
             command = command_line(words)
             gc.freeze()
             gc.enable()
-            command()
+            command(prog_name="ringfence")
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
     except Exception as exc:
@@ -70,7 +70,7 @@ def _ran(words: list[str]) -> bool:
 
 def _fail(exc: Exception) -> None:
     """An error that a verb did not expect ends as one sentence. Its text may quote untrusted input."""
-    from ringfence.cli.terminal import safe
+    from ringfence.cli.terminal import painted, safe
     from ringfence.core.errors import RingfenceError
 
     if isinstance(exc, RingfenceError):
@@ -81,7 +81,7 @@ def _fail(exc: Exception) -> None:
         text = f"{exc.filename}: {exc.strerror}" if exc.filename and exc.strerror else str(exc)
     else:
         raise exc
-    print(safe(text, lines=True), file=sys.stderr)
+    print(painted(safe(text, lines=True), "error", sys.stderr), file=sys.stderr)
     sys.exit(1)
 
 

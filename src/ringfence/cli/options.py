@@ -38,7 +38,7 @@ ProgramTimeout = Annotated[
 
 # ── The box ───────────────────────────────────────────────────────────────────────────────────────
 
-Backend = Annotated[str | None, typer.Option("--backend", metavar="B", help="The sandbox backend: process.")]
+Backend = Annotated[str | None, typer.Option("--backend", metavar="B", help="What makes the box: process.")]
 Template = Annotated[
     str | None,
     typer.Option(
@@ -94,7 +94,7 @@ OwnConfig = Annotated[
 SandboxConfig = Annotated[
     Path | None,
     typer.Option(
-        "--config", metavar="FILE", help="A ringfence.yaml for the sandbox settings. Default: the user's own, if any."
+        "--config", metavar="FILE", help="A ringfence.yaml for the settings of boxes. Default: the user's own, if any."
     ),
 ]
 PrintJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -10,7 +10,8 @@ import gc
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -22,6 +23,7 @@ from ringfence.cli.terminal import json_text, safe
 from ringfence.compose.run_request import RunRequest
 from ringfence.compose.runs import Runs
 from ringfence.config.settings import Config
+from ringfence.core.box import Stream
 from ringfence.core.errors import RingfenceError
 from ringfence.core.model import Json, Outcome, Status
 
@@ -141,7 +143,8 @@ async def run_program(wanted: RunRequest, configured: Config, report: FactsFile,
             async with Runs.open(configured, keep_ready=0) as runs:
                 gc.freeze()
                 gc.enable()
-                outcome = await runs.run(wanted, origin="cli", tell=sink.tell, channel=terminal)
+                with _installing(wanted, sink) as tell:
+                    outcome = await runs.run(wanted, origin="cli", tell=tell, channel=terminal)
     except RingfenceError as exc:
         _say(str(exc))
         return running.NO_BOX
@@ -160,6 +163,23 @@ async def run_program(wanted: RunRequest, configured: Config, report: FactsFile,
     return lost or code
 
 
+@contextmanager
+def _installing(wanted: RunRequest, sink: Sink) -> Iterator[Callable[[Stream, bytes], None]]:
+    """While packages are installed, which may take long, a terminal shows that. Yields what is told of the output."""
+    if not wanted.packages:
+        yield sink.tell
+        return
+    from ringfence.cli.progress import progress  # noqa: PLC0415 - most install nothing
+
+    with progress(f"installing {' '.join(wanted.packages)}") as line:
+
+        def tell(stream: Stream, data: bytes) -> None:
+            line.end()
+            sink.tell(stream, data)
+
+        yield tell
+
+
 def _ended(outcome: Outcome, sink: Sink, report: FactsFile) -> int:
     report.write(outcome.facts)
     if outcome.result is not None and outcome.ran is None:
@@ -171,12 +191,23 @@ def _ended(outcome: Outcome, sink: Sink, report: FactsFile) -> int:
             refused = outcome.status in (Status.VALIDATION_FAILURE, Status.DENIED, Status.UNAVAILABLE)
             text = f"{outcome.message}; nothing was run" if refused else f"{outcome.message} ({text})"
         _say(text)
+    elif outcome.status is Status.FAILED:
+        _hint(outcome, sink)
     if outcome.ran is not None and outcome.status in (Status.SUCCESS, Status.FAILED):
         seen = outcome.ran.report
         return 128 + seen.signal if seen.signal is not None else seen.exit_status or 0
     if outcome.status in (Status.SUCCESS, Status.FAILED) and isinstance(outcome.facts.get("exit_status"), int):
         return int(outcome.facts["exit_status"])
     return EXIT_CODES[outcome.status]
+
+
+def _hint(outcome: Outcome, sink: Sink) -> None:
+    """Say what may help a program that failed for want of a package or the network."""
+    from ringfence.cli.hints import hint  # noqa: PLC0415 - most do not fail
+
+    said = hint(sink.last_stderr.decode("utf-8", "replace"), outcome.facts)
+    if said is not None:
+        _say(said)
 
 
 def _name_left_out(outcome: Outcome) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from ringfence import config
-from ringfence.cli.terminal import safe
+from ringfence.cli.terminal import painted, safe
 from ringfence.config.settings import Config
 from ringfence.core.errors import ConfigError, RingfenceError
 from ringfence.core.model import Json, Status
@@ -47,7 +47,7 @@ _WAITING = re.compile(r"waiting for a person to answer (apr_[0-9a-f]+)")
 
 def fail(text: str, code: int = 1) -> NoReturn:
     """Say what is wrong on stderr and exit."""
-    print(safe(text, lines=True), file=sys.stderr)
+    print(painted(safe(text, lines=True), "error", sys.stderr), file=sys.stderr)
     raise SystemExit(code)
 
 
@@ -61,12 +61,22 @@ def own_config(path: Path | None, backend: str | None = None) -> Config:
     except ConfigError as exc:
         fail(str(exc), 2)
     if path is not None and not path.is_file():
+        named_config(path)
         fail(f"{path}: {'is not a regular file' if path.exists() else 'there is no such file'}", 2)
     try:
         loaded = default_config() if found is None else config.load(found)
     except ConfigError as exc:
         fail(str(exc), NO_BOX)
     return loaded if backend is None else replace(loaded, sandbox=replace(loaded.sandbox, backend=backend))
+
+
+def named_config(path: Path) -> Path:
+    """The file that an option names; a folder is none."""
+    if path.is_dir():
+        there = path / "ringfence.yaml"
+        hint = f"name the file in it: {there}" if there.is_file() else "there is no ringfence.yaml in it"
+        fail(f"{path} is a folder; {hint}", 2)
+    return path
 
 
 # ── Running ───────────────────────────────────────────────────────────────────────────────────────

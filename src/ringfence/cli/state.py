@@ -190,6 +190,8 @@ def _sessions(folder: Path) -> Iterator[StatePlace]:
     yield StatePlace("snapshots", kept / "snapshots", "files that sessions can start from", how)
     how = "stays: `ringfence box rm --volume NAME` removes one"
     yield StatePlace("volumes", kept / "volumes", "durable folders of sessions", how)
+    how = "stays: it is what servers keep; remove a folder in it while its server does not run"
+    yield StatePlace("server data", folder / "servers", "volumes of MCP servers, for each agent", how)
 
 
 def _packages(folder: Path) -> Iterator[StatePlace]:

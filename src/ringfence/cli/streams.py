@@ -19,6 +19,7 @@ from ringfence.core.box import Stream
 from ringfence.core.system import write_all
 
 _CHUNK = 65536
+_LAST = 2048
 _NUMBERS: dict[Stream, int] = {"stdout": 1, "stderr": 2}
 
 
@@ -34,6 +35,8 @@ class Sink:
 
     def __init__(self) -> None:
         self.heard = False
+        self.last_stderr = b""
+        """The end of it, for what can be said of a failure."""
         self.broken: OSError | None = None
         """Why not all of it could be written."""
         self.on_broken: Callable[[], object] = lambda: None
@@ -45,6 +48,8 @@ class Sink:
 
     def tell(self, stream: Stream, data: bytes) -> None:
         self.heard = True
+        if stream == "stderr":
+            self.last_stderr = (self.last_stderr + data)[-_LAST:]
         self._queue.put((stream, data, True))
 
     def draw(self, text: str) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import unicodedata
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TextIO
 
 from ringfence.core import invisible
 from ringfence.core.errors import Unavailable
@@ -61,7 +63,7 @@ def _end(line: str, start: int, columns: int) -> int:
     return len(line)
 
 
-def _columns(descriptor: int) -> int:
+def columns(descriptor: int) -> int:
     try:
         return max(os.get_terminal_size(descriptor).columns or _USUAL, _NARROWEST)
     except OSError:
@@ -81,6 +83,49 @@ def json_text(value: Any, *, indent: int | None = 2) -> str:
     return invisible.quotable(text, lambda character: json.dumps(character)[1:-1], "\n")
 
 
+_PAINT = {"good": "32", "bad": "31", "warning": "33", "error": "31", "head": "1", "aside": "2"}
+
+
+def painted(text: str, kind: str, file: TextIO | None = None) -> str:
+    """The text in the colour of its kind, where `file` (stdout) is a terminal that is to show colours."""
+    code = _PAINT.get(kind)
+    if code is None or not (file or sys.stdout).isatty():
+        return text
+    from ringfence.config.paths import colours  # noqa: PLC0415 - of use on a terminal alone
+
+    if not colours():
+        return text
+    return f"\x1b[{code}m{text}\x1b[0m"
+
+
+_WORDS = {
+    **dict.fromkeys(("success", "ok", "running", "kept"), "good"),
+    **dict.fromkeys(("failed", "denied", "killed", "timeout", "unavailable", "BROKEN", "MISSING", "OFF"), "bad"),
+    **dict.fromkeys(("approval_required", "validation_failure", "unknown", "weaker", "paused"), "warning"),
+    **dict.fromkeys(("n/a", "stopped", "-"), "aside"),
+}
+
+
+def word(text: str) -> str:
+    """A word that stands for how something is, in its colour; whatever is around it stays."""
+    bare = text.strip()
+    return text.replace(bare, painted(bare, _WORDS.get(bare.partition(" ")[0], "")), 1) if bare else text
+
+
+def table(heads: Sequence[str] | None, rows: Sequence[Sequence[object]], most: int = 120) -> str:
+    """Rows beneath each other, with a head where there is one, each cell on one line and escaped."""
+    lines = [["-" if cell is None else cut(str(cell), most) for cell in row] for row in rows]
+    shown = [list(heads), *lines] if heads is not None else lines
+    widths = [max(len(line[n]) for line in shown) for n in range(len(shown[0]))]
+    out = []
+    for number, line in enumerate(shown):
+        cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
+        cells[-1] = cells[-1].rstrip()
+        text = "  ".join(map(word, cells) if heads is None or number else cells).rstrip()
+        out.append(painted(text, "head") if heads is not None and number == 0 else text)
+    return "\n".join(out)
+
+
 def moment(at: float, form: str = "%Y-%m-%d %H:%M:%S UTC") -> str:
     try:
         return datetime.fromtimestamp(at, UTC).strftime(form)
@@ -98,7 +143,7 @@ def confirm(shown: str, question: str) -> bool:
     except OSError:
         raise Unavailable("no_terminal", "there is no terminal here to ask a person on; run this in one") from None
     with open(descriptor, "r+b", buffering=0) as terminal:
-        text = f"{within(shown, _columns(descriptor))}\n{question} [y/N] "
+        text = f"{within(shown, columns(descriptor))}\n{question} [y/N] "
         write_all(descriptor, text.encode("utf-8", "backslashreplace"))
         answer = terminal.readline(_LONGEST_ANSWER)
     return answer.decode("utf-8", "replace").strip().lower() in ("y", "yes")

@@ -16,4 +16,5 @@ VERBS = {
     "audit": "Read, explain, verify and export the audit log.",
     "state": "Show what Ringfence keeps on this machine, where and how much, and prune its caches.",
     "bench": "Measure what calls and boxes cost on this machine.",
+    "completion": "Print the script that has bash, zsh or fish complete verbs and options.",
 }

@@ -17,20 +17,23 @@ import typer
 from ringfence.cli import common, options, program
 from ringfence.cli.streams import StdinPipe
 from ringfence.cli.terminal import safe
-from ringfence.config import paths
+from ringfence.config import paths, validators
 from ringfence.config.folders import declared
 from ringfence.config.settings import Config
 from ringfence.core.box import Mount, Stream
 from ringfence.core.errors import RingfenceError
-from ringfence.core.model import SYSTEM, ServerSpec
+from ringfence.core.model import SYSTEM, ServerSpec, ServerVolume
 from ringfence.core.record import dataclass
 from ringfence.core.system import write_all
 
 if TYPE_CHECKING:
+    from ringfence.cli.init.planning import Runner
     from ringfence.sandbox.servers.boxed_server import BoxedServer
 
 _NUMBERS: dict[Stream, int] = {"stdout": 1, "stderr": 2}
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+_FETCHERS = ("npx", "bunx", "npm", "pnpm", "yarn", "uvx", "uv", "pipx", "cmd")
 
 _Words = typer.Argument(None, metavar="-- COMMAND…", help="The server's command, as its client would start it.")
 _Mounts = typer.Option(
@@ -38,6 +41,12 @@ _Mounts = typer.Option(
     "--mount",
     metavar="HOST:AT[:ro|rw]",
     help="A folder or file of this host that it sees, by default read-only. May be repeated.",
+)
+_Volumes = typer.Option(
+    None,
+    "--volume",
+    metavar="NAME:AT",
+    help="A folder that outlives the box, for what the server keeps. May be repeated.",
 )
 _Unsafe = typer.Option(None, "--unsafe", metavar="REASON", help="Why a folder with credentials may be mounted.")
 _Network = typer.Option(None, "--network", metavar="NAME", help="A network of your ringfence.yaml that it may reach.")
@@ -55,6 +64,7 @@ _Config = typer.Option(
 def wrap(
     words: list[str] | None = _Words,
     mount: list[str] | None = _Mounts,
+    volume: list[str] | None = _Volumes,
     unsafe: str | None = _Unsafe,
     network: str | None = _Network,
     allow: options.Allow = None,
@@ -69,11 +79,14 @@ def wrap(
 
     Stdin, stdout and stderr are passed through byte for byte. It has no network and none of your environment. The
     interpreter, virtual environment or node_modules that the command needs are found from it and mounted read-only.
+    What npx, uvx or pipx would fetch is fetched once, in a box that reaches its registry alone.
     Signals are passed on. The exit code is the server's, or 128+n if signal n killed it; Ringfence's own are: 2 wrong
     usage, 125 the box itself failed. If the server fails, stderr says what it seems to lack, with the option for it.
 
     \b
-    ringfence wrap -- node node_modules/.bin/mcp-server-memory
+    ringfence wrap -- npx -y @modelcontextprotocol/server-memory
+    ringfence wrap --volume memory:/data --env MEMORY_FILE_PATH=/data/memory.jsonl -- \\
+        node node_modules/.bin/mcp-server-memory
     ringfence wrap --mount ~/notes:/notes -- mcp-server-filesystem /notes
     ringfence wrap --mount .:/repo:rw -- .venv/bin/mcp-server-git --repository /repo
     ringfence wrap --allow api.example.com:443 --env API_URL=https://api.example.com -- ./server
@@ -81,7 +94,9 @@ def wrap(
     if not words:
         common.fail("nothing to run: ringfence wrap [OPTIONS] -- COMMAND…", 2)
     spec = _spec(list(words), _mounts(mount or [], unsafe or ""), _variables(env or []))
+    spec = replace(spec, volumes=_volumes(volume or []))
     settings = _settings(config_path, network)
+    spec = common.run(_fetched, spec, settings)
     limits = _limits(memory, disk, pids)
     wanted = WrapRequest(spec, network or "denied", program.places(allow or []), limits, listen)
     raise typer.Exit(common.run(run_server, wanted, settings))
@@ -106,6 +121,17 @@ def _mounts(given: list[str], unsafe: str) -> tuple[Mount, ...]:
             out.append(declared(mount, Path()))
         except ValueError as exc:
             common.fail(f"--mount {text}: {str(exc).replace('unsafe: REASON', '--unsafe REASON')}", 2)
+    return tuple(out)
+
+
+def _volumes(given: list[str]) -> tuple[ServerVolume, ...]:
+    out: list[ServerVolume] = []
+    for text in given:
+        name, _, at = text.partition(":")
+        try:
+            out.append(ServerVolume(validators.volume(name), validators.path_inside(at)))
+        except ValueError as exc:
+            common.fail(f"--volume {text}: write NAME:AT, as in memory:/data ({exc})", 2)
     return tuple(out)
 
 
@@ -136,6 +162,52 @@ def _settings(path: Path | None, network: str | None) -> Config:
     return loaded
 
 
+# ── What npx and uvx would fetch ──
+
+
+async def _fetched(spec: ServerSpec, settings: Config) -> ServerSpec:
+    """The server from its packages, where its command would fetch them: a box without a network cannot. They are
+    fetched once, in a box that reaches their registry alone, and kept."""
+    from ringfence.cli.init import keeping  # noqa: PLC0415 - `--help` need not load it
+
+    runner: Runner | None = None
+    if Path(spec.command[0]).name.partition(".")[0] in _FETCHERS:
+        from ringfence.cli.init import planning  # noqa: PLC0415 - most commands fetch nothing
+
+        try:
+            runner = planning.taken_apart(spec.command)
+        except planning.NotTaken as exc:
+            common.fail(f"ringfence wrap: {exc}; install it, and name its program instead", 2)
+        if runner is not None:
+            spec = await _from_packages(spec, settings, runner)
+    store = keeping.known(spec.command, runner.packages if runner is not None else ())
+    if store is not None and store.variable is not None and store.variable not in spec.env and not spec.volumes:
+        at = keeping.place()
+        spec = replace(spec, env={**spec.env, store.variable: f"{at}/{store.file}"})
+        if at == keeping.AT:
+            spec = replace(spec, volumes=(ServerVolume(store.program, at),))
+            common.say(f"ringfence wrap: what it keeps is in the volume {store.program}, which outlives the box")
+    return spec
+
+
+async def _from_packages(spec: ServerSpec, settings: Config, runner: Runner) -> ServerSpec:
+    from ringfence.cli.init import planning  # noqa: PLC0415 - as above
+    from ringfence.cli.progress import progress  # noqa: PLC0415 - as above
+    from ringfence.compose.packages import fetch, mount  # noqa: PLC0415 - it loads all of packages
+    from ringfence.packages.install import InstallRequest  # noqa: PLC0415 - as above
+
+    try:
+        with progress(f"fetching {' '.join(runner.packages)} in a box"):
+            wanted = InstallRequest(runner.kind, runner.packages)
+            tree = await fetch(settings.gateway.state, settings.sandbox, wanted)
+        command = (*planning.start_words(tree, runner), *runner.arguments)
+    except (RingfenceError, ValueError) as exc:
+        common.fail(f"ringfence wrap: {exc}", common.NO_BOX)
+    seen = mount(tree)
+    env = {**spec.env, "PYTHONPATH": seen.at} if tree.kind == "pypi" else spec.env
+    return replace(spec, command=command, env=env, mounts=(*spec.mounts, seen))
+
+
 # ── The server ────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -160,7 +232,7 @@ async def run_server(wanted: WrapRequest, configured: Config) -> int:
     started: list[BoxedServer] = []
     try:
         async with Runs.open(configured) as runs:
-            boxes = boxes_of(runs.executor, wanted.places)
+            boxes = boxes_of(runs.executor, wanted.places, configured.gateway.state)
 
             async def start() -> None:
                 started.append(await boxes.start(server, SYSTEM, source.descriptor))

@@ -87,6 +87,7 @@ class App:
             self._on_event,
             starting=self._starting,
             changed=self._lists_changed,
+            clean=lambda text: self._guard.message(text),
         )
         self._executor: Executor | None = None
         self._no_boxes: str | None = None

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -55,7 +56,8 @@ def access(settings: Config, executor: Executor | str, router: Callable[[], Rout
     else:
         try:
             own = kept_apart(settings)
-            boxes = _launcher(executor, settings.servers, router, keeper=executor.keeper, apart=own)
+            data = volumes_folder(settings.gateway.state)
+            boxes = _launcher(executor, settings.servers, router, keeper=executor.keeper, apart=own, volumes=data)
         except Unavailable as exc:
             boxes = Unavailable(exc.reason_code, exc.message)
         else:
@@ -95,9 +97,14 @@ def _session_mounts(boxes: BoxLauncher, settings: Config) -> tuple[Mount, ...]:
     )
 
 
-def boxes_of(executor: Executor, places: tuple[str, ...]) -> BoxLauncher:
+def volumes_folder(state: Path) -> Path:
+    """Where servers' volumes lie."""
+    return state / "servers"
+
+
+def boxes_of(executor: Executor, places: tuple[str, ...], state: Path) -> BoxLauncher:
     """The launcher of a server that no configuration names. Raises Unavailable."""
-    return _launcher(executor, {}, executor.router, places=places)
+    return _launcher(executor, {}, executor.router, places=places, volumes=volumes_folder(state))
 
 
 def _launcher(
@@ -158,6 +165,7 @@ async def inspect_server(
     settings: SandboxSettings,
     router: Callable[[], Router] | None = None,
     calls: Sequence[tuple[str, Json]] = (),
+    state: Path | None = None,
 ) -> ServerInspection:
     """Start it in a box of its own, ask for its tools and prompts, try these calls, and end it. Nothing is recorded."""
     from ringfence.compose.packages import verify  # noqa: PLC0415 - it loads all of packages
@@ -171,7 +179,9 @@ async def inspect_server(
 
     from ringfence.sandbox.servers.launcher import BoxLauncher  # noqa: PLC0415 - loads only where there are boxes
 
-    watched = _Watched(BoxLauncher(backend, launch_settings(provision(settings).limits, {}, router)))
+    given = launch_settings(provision(settings).limits, {}, router)
+    given = replace(given, volumes=None if state is None else volumes_folder(state))
+    watched = _Watched(BoxLauncher(backend, given))
     pool = ConnectionPool({spec.name: spec}, ServerAccess(watched), _no_consent, _nothing)
     found: list[Definition] = []
     failed: list[str] = []

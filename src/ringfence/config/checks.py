@@ -22,7 +22,7 @@ from ringfence.config.settings import SANDBOX_NETWORK
 from ringfence.config.validators import did_you_mean
 from ringfence.config.yaml import Where
 from ringfence.core import system
-from ringfence.core.box import CAN_DO_WITHOUT, MIB, TEMPLATES, Mount
+from ringfence.core.box import CAN_DO_WITHOUT, MIB, TEMPLATES, Mount, within
 from ringfence.core.expression import Expression, ExpressionError
 from ringfence.core.model import NetworkSpec
 from ringfence.egress.names import url as url_parts
@@ -411,7 +411,7 @@ PLACES = ("own", "session", "remote", "unsafe_host")
 """What a placement may be beside the name of a box that several servers share."""
 _LONGEST_SOCKET = 107
 """In bytes; the kernel takes no more."""
-_BOXED = ("mounts", "limits", "network", "listen")
+_BOXED = ("mounts", "volumes", "limits", "network", "listen")
 """What is said of a box, and of nothing else."""
 
 
@@ -478,10 +478,24 @@ def _placement(draft: Draft, server: Shaped[schema.ServerEntry]) -> None:
                 continue
             what = "runs elsewhere" if remote else f"has no box of its own (placement {placement})"
             draft.problem((*where, key), f"{key} is for a server in a box, and this one {what}", key=True)
+    _volumes(draft, server)
     if placement == "session":
         if shape.secrets:
             draft.problem((*where, "secrets"), "a server in an agent's own box can have no secret", key=True)
         _only_reads(draft, server)
+
+
+def _volumes(draft: Draft, server: Shaped[schema.ServerEntry]) -> None:
+    """A volume has a place of its own: what lies in a folder that the box may write to could be moved away."""
+    taken = [each.at for each in server.shape.mounts]
+    for index, each in enumerate(server.shape.volumes):
+        where = (*server.where, "volumes", index, "at")
+        for other in taken:
+            if within(each.at, other) or within(other, each.at):
+                draft.problem(where, f"{each.at} and {other} are in each other: give the volume a folder of its own")
+        if each.at == "/" or within("/workspace", each.at):
+            draft.problem(where, f"a volume cannot be at {each.at}: use a folder of its own, such as /data")
+        taken.append(each.at)
 
 
 def _only_reads(draft: Draft, server: Shaped[schema.ServerEntry]) -> None:

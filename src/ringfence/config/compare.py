@@ -214,6 +214,7 @@ _SERVER: Mapping[str, Holds] = {
     "pins": _along("first_use", "accepted"),
     "start_timeout_seconds": _no_more,
     "mounts": _mounts,
+    "volumes": _within,
     "network": lambda _old, new: new == "denied",
     "secrets": _within,
     "listens": lambda _old, new: not new,

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import field
 from pathlib import Path
 
+from ringfence.config import validators
 from ringfence.config.folders import touches_credentials
 from ringfence.config.yaml import read_file
 from ringfence.core.quoting import quoted
@@ -71,6 +72,8 @@ class ContainerRun:
     env: list[Variable] = field(default_factory=list)
     env_files: list[str] = field(default_factory=list)
     bound: list[Bound] = field(default_factory=list)
+    volumes: list[tuple[str, str]] = field(default_factory=list)
+    """Names of durable folders, and where the container sees each."""
     notes: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     """Why it is not taken."""
@@ -209,11 +212,20 @@ def _volume(run: ContainerRun, value: str) -> None:
     if not sign or not at.startswith("/"):
         run.notes.append(f"the volume {quoted(value)} {_NOT_KEPT}")
     elif "/" not in host and not host.startswith((".", "~")):
-        run.notes.append(
-            f"the volume {quoted(host)} is not mounted: mount a folder at {quoted(at)} if the server needs one"
-        )
+        _named(run, host, at)
     else:
         run.bound.append(Bound(host, at, "ro" not in words.split(",")))
+
+
+def _named(run: ContainerRun, name: str, at: str) -> None:
+    at = os.path.normpath(at)
+    try:
+        validators.volume(name)
+        validators.path_inside(at)
+    except ValueError as exc:
+        run.notes.append(f"the volume {quoted(name)} is not mounted: {exc}")
+        return
+    run.volumes.append((name, at))
 
 
 def _mount(run: ContainerRun, value: str) -> None:
@@ -222,6 +234,11 @@ def _mount(run: ContainerRun, value: str) -> None:
         name, sign, what = part.partition("=")
         given[name] = what if sign else "true"
     kind = given.get("type", "volume")
+    source = given.get("source") or given.get("src") or ""
+    target = given.get("target") or given.get("dst") or given.get("destination") or ""
+    if kind == "volume" and source and target:
+        _named(run, source, target)
+        return
     if kind != "bind":
         run.notes.append(f"--mount of type {quoted(kind, 20)} {_NOT_KEPT}")
         return
@@ -230,8 +247,7 @@ def _mount(run: ContainerRun, value: str) -> None:
             f"its option --mount has {quoted(sorted(given.keys() - _BIND)[0], 40)}, which is not known here"
         )
         return
-    host = given.get("source") or given.get("src") or ""
-    at = given.get("target") or given.get("dst") or given.get("destination") or ""
+    host, at = source, target
     reads = next((given[name] for name in ("readonly", "ro") if name in given), "false") in ("true", "1")
     if not host or not at.startswith("/"):
         run.refused.append("its option --mount names no source or no target")

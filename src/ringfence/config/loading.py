@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import posixpath
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, field, replace
@@ -26,6 +27,7 @@ from ringfence.core.model import (
     Rule,
     SecretSpec,
     ServerSpec,
+    ServerVolume,
     VaultSpec,
 )
 from ringfence.core.record import dataclass
@@ -153,6 +155,7 @@ def _server(draft: Draft, name: str, shape: schema.ServerEntry) -> ServerSpec:
         secrets=tuple(shape.secrets),
         placement=shape.placement,
         mounts=tuple(_mounts(draft, shape.mounts)),
+        volumes=tuple(ServerVolume(each.name, posixpath.normpath(each.at)) for each in shape.volumes),
         network=shape.network,
         limits=checks.server_limits(shape.limits),
         listens=shape.listen == "allowed",

@@ -123,6 +123,11 @@ def variable(name: str) -> str | None:
     return os.environ.get(name)
 
 
+def colours() -> bool:
+    """Whether a terminal is to show colours: not where NO_COLOR says so, nor where it has none."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
 def caller_of_sudo() -> str | None:
     """The number of the user who became root by sudo."""
     return os.environ.get("SUDO_UID")

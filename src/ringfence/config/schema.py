@@ -88,6 +88,11 @@ class MountEntry(Shape):
     unsafe: Text | None = None
 
 
+class ServerVolumeEntry(Shape):
+    name: Annotated[str, AfterValidator(validators.volume)]
+    at: Annotated[str, AfterValidator(validators.path_inside)]
+
+
 class PackagesSection(Shape):
     kind: Literal["npm", "pypi", "image"] = Field(alias="from")
     names: Annotated[list[Text], Field(min_length=1)]
@@ -109,6 +114,7 @@ class ServerEntry(Shape):
     openapi: Text | None = None
     base_url: Url | None = None
     mounts: list[MountEntry] = []
+    volumes: list[ServerVolumeEntry] = []
     network: Word = "denied"
     secrets: SecretNames = []
     placement: Word = "own"

@@ -209,6 +209,12 @@ def path_inside(text: str) -> str:
     return text
 
 
+def volume(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", text):
+        raise ValueError(f"{quoted(text)} is not the name of a volume: letters, digits, '.', '_' and '-', at most 64")
+    return text
+
+
 def program(text: str) -> str:
     """A program by its name, or by an absolute path."""
     if text.startswith("/"):

@@ -22,6 +22,8 @@ CAN_DO_WITHOUT = ("landlock",)
 """The protections that an operator may give up by name; without any of the others there is no box."""
 
 TEMPLATES: Mapping[str, tuple[str, ...]] = {"python": (), "data": ("numpy", "pandas", "matplotlib")}
+TEMPLATES_NEED: Mapping[str, str] = {"data": "numpy"}
+"""The package without which a template is of no use; of its others those are loaded that there are."""
 """Templates that need no configuration, and the packages that each has ready where they are installed."""
 
 Ended = Literal["exited", "signalled", "timeout", "oom", "pids", "disk", "output", "policy", "cancelled", "infra"]

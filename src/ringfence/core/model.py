@@ -420,6 +420,15 @@ class PackageSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerVolume:
+    """A durable folder of a server, which each agent has for itself."""
+
+    name: str
+    at: str
+    """Where the server's box sees it."""
+
+
+@dataclass(frozen=True, slots=True)
 class ServerSpec:
     """An upstream MCP server as the operator declared it."""
 
@@ -439,6 +448,8 @@ class ServerSpec:
     """`own`, `session`, `unsafe_host`, or the name of a box that it shares with the servers of the same placement."""
     mounts: tuple[Mount, ...] = ()
     """What its box sees of the host, beside what its command needs."""
+    volumes: tuple[ServerVolume, ...] = ()
+    """What it writes there outlives its box."""
     network: str = "denied"
     limits: Mapping[str, float | int] = field(default_factory=dict)
     """The limits of its box that are not the usual ones, by the names of `box.Limits`."""
@@ -446,6 +457,14 @@ class ServerSpec:
     packages: PackageSpec | None = None
     listens: bool = False
     """Whether it may wait for connections, which only programs of its own box can make."""
+
+    @property
+    def keeps_nothing(self) -> bool:
+        """Whether all that it can change is in its own box, and gone with it: no volume, no folder of the host to write
+        to, and no way out."""
+        elsewhere = self.url is not None or self.placement == "unsafe_host" or self.placement.startswith("session")
+        reaches = self.network != "denied" or bool(self.secrets)
+        return not (elsewhere or reaches or self.volumes or any(mount.mode == "rw" for mount in self.mounts))
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,8 @@ class UpstreamRequest:
     """An instance of the server for this request alone, in a box of its own, gone with it."""
     mounts: tuple[Mount, ...] | None = None
     """What that instance sees of the host, where it is not what the server always sees."""
+    changes: bool = False
+    """Whether it may change something, by its contract."""
     asked: Callable[[Json | None], None] | None = None
     """Called at the end with what the server's box asked of the network meanwhile; None where that is not known."""
 
@@ -102,6 +104,11 @@ class Launched(Protocol):
 
     async def receive(self, stream: Stream) -> bytes:
         """What it writes next; nothing once it writes no more."""
+        ...
+
+    @property
+    def last_stderr(self) -> str:
+        """The last of what it wrote to its standard error."""
         ...
 
     async def stop(self) -> str:

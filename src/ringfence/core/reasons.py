@@ -241,6 +241,10 @@ _OPERATOR = {
         "The bytes are not those that the index or the cache names.",
         "Fetch them again; ask the registry.",
     ),
+    "template_lacks": (
+        "The template loads packages that are not installed here.",
+        "Install them; the message has the command.",
+    ),
     "no_packages": ("Nothing can be installed for these boxes.", "Configure packages for them."),
     "no_build": ("The package has only sources.", "Set `sandbox.build_packages`, or name another version."),
     "no_integrity": ("The registry gives no strong hash.", "Use another registry or version."),

@@ -269,7 +269,10 @@ def open_socket(host: str, port: int) -> socket.socket:
         listener.listen(_BACKLOG)
     except OSError as exc:
         listener.close()
-        raise Unavailable("listen", f"cannot listen on {host}:{port}: {exc.strerror}") from None
+        why = exc.strerror or str(exc)
+        if exc.errno == errno.EADDRINUSE:
+            why += "; another gateway may be running: end it, or take another port with --port N (0: a free one)"
+        raise Unavailable("listen", f"cannot listen on {host}:{port}: {why}") from None
     listener.set_inheritable(False)
     return listener
 

@@ -315,7 +315,7 @@ class Catalog:
             raise Refused(found.status, found.reason_code, found.message)
         problem = self.schemas.arguments_problem(found.definition, call.arguments)
         if problem is not None:
-            text = f"The arguments of {call.tool!r} do not fit: {problem}."
+            text = f"The arguments of {call.tool!r} do not fit: {problem}.{_meant(found.definition, call.arguments)}"
             raise Refused(Status.VALIDATION_FAILURE, "bad_arguments", text)
         return found
 
@@ -401,9 +401,27 @@ def _listed(servers: list[str]) -> str:
 
 
 def _no_backend(tool: str) -> Refused:
-    text = f"The tool {tool!r} is not available: it needs a sandbox, and no sandbox backend is available."
+    text = f"The tool {tool!r} is not available: it needs a box, and none can be made here."
     return Refused(Status.UNAVAILABLE, "no_backend", text)
 
 
 def _in(contract: Contract, environment: str) -> bool:
     return contract.environments is None or environment in contract.environments
+
+
+_MOST_NAMES = 12
+
+
+def _meant(definition: Definition | None, arguments: Mapping[str, Any]) -> str:
+    """What a caller may have meant by names that the tool does not take. Only its own names are said."""
+    schema = definition.body.get("inputSchema") if definition is not None else None
+    takes = schema.get("properties") if isinstance(schema, dict) else None
+    if not isinstance(takes, dict) or not (unknown := [name for name in arguments if name not in takes]):
+        return ""
+    free = [name for name in takes if name not in arguments][:_MOST_NAMES]
+    import difflib  # noqa: PLC0415 - few calls are wrong
+
+    near = (difflib.get_close_matches(name[:100], free, 1) for name in unknown[:_MOST_NAMES])
+    if meant := list(dict.fromkeys(name for found in near for name in found)):
+        return f" Did you mean {' and '.join(map(repr, meant))}?"
+    return f" It takes: {', '.join(list(takes)[:_MOST_NAMES]) or 'nothing'}."

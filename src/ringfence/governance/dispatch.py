@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Literal
 from urllib.parse import urlsplit
 
 from ringfence.core.box import NO_OUTSIDE, Mount, Outside
@@ -136,7 +137,9 @@ class Dispatcher:
 
     def _require_executor(self, contract: Contract) -> Executor:
         if self.executor is None:
-            raise Unavailable("no_backend", f"{contract.name} needs a sandbox, and no sandbox backend is available")
+            raise Unavailable(
+                "no_backend", f"{contract.name} needs a box, and none can be made here: `ringfence host` says why"
+            )
         return self.executor
 
     def isolation(self, contract: Contract) -> Json:
@@ -144,6 +147,17 @@ class Dispatcher:
         if contract.transport is Transport.SANDBOXED_EXEC:
             return self._require_executor(contract).isolation()
         return self._upstreams.isolation(contract.server or "")
+
+    def lasts(self, contract: Contract, decision: Decision | None) -> Literal["call", "server"] | None:
+        """How long what a call of a server changes is there, where that is in the server's box alone."""
+        spec = self.targets.servers.get(contract.server or "")
+        if contract.transport is not Transport.MCP or contract.mode is Mode.READ or spec is None:
+            return None
+        mounts = _mounts(contract, spec)
+        seen = spec if mounts is None else replace(spec, mounts=mounts, volumes=())
+        if not seen.keeps_nothing:
+            return None
+        return "call" if mounts is not None or (decision is not None and decision.sandbox) else "server"
 
     async def state(self, call: Call, contract: Contract) -> tuple[int, str, bool] | None:
         """The last step of a call's session, and the digest of its files. Raises Refused, Unavailable."""
@@ -208,6 +222,7 @@ class Dispatcher:
             box=call.box,
             fresh=grant.decision.sandbox or mounts is not None,
             mounts=mounts,
+            changes=contract.mode is not Mode.READ,
             asked=seen.append,
         )
         if contract.secrets:

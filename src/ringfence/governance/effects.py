@@ -76,7 +76,7 @@ def effects_of_start(spec: ServerSpec, others: Iterable[ServerSpec] = ()) -> Pos
     shared = [spec, *(other for other in others if spec.placement not in _ALONE and other.placement == spec.placement)]
     return PossibleEffects(
         sends=any(each.network != "denied" or each.secrets for each in shared),
-        writes=any(mount.mode == "rw" for each in shared for mount in each.mounts),
+        writes=any(each.volumes or any(mount.mode == "rw" for mount in each.mounts) for each in shared),
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 from ringfence.core import canonical
 from ringfence.core.box import BoxReport, Captured, FileFact, Ran
@@ -31,7 +31,7 @@ _NO_NETWORK: Json = {"allowed": [], "denied": [], "bytes_in": 0, "bytes_out": 0}
 _ENDED = {
     Status.SUCCESS: "exited",
     Status.FAILED: "exited",
-    Status.VALIDATION_FAILURE: "policy",
+    Status.VALIDATION_FAILURE: None,  # it is not that anything forbade it: there was nothing that could begin
     Status.DENIED: "policy",
     Status.APPROVAL_REQUIRED: "policy",
     Status.TIMEOUT: "timeout",
@@ -72,6 +72,8 @@ class Ending:
     """The HTTP status, where that is all that its server said: it proves nothing."""
     replayed: bool = False
     """Its outcome is that of an earlier call under the same key."""
+    lasts: Literal["call", "server"] | None = None
+    """What it changed is in the box of its server alone, and gone when this ends."""
 
     @property
     def took_ms(self) -> float:
@@ -79,7 +81,7 @@ class Ending:
         return self.wall_ms if self.ran is None else self.ran.report.wall_ms
 
 
-def _ended(ending: Ending) -> str:
+def _ended(ending: Ending) -> str | None:
     given_up = ending.reason_code == "cancelled" or (
         ending.status is Status.KILLED and ending.reason_code == "stopping"
     )
@@ -117,6 +119,8 @@ def build(ending: Ending) -> Json:
     found.update(_of_server(ending) if ending.ran is None else _of_box(ending.ran.report))
     if ending.within is not None:
         found.update(_of_session(ending.within))
+    if ending.lasts is not None and changed is Effect.CONFIRMED:
+        found["lasts"] = ending.lasts
     return found
 
 
@@ -437,6 +441,10 @@ def _denied(ending: Ending) -> str:
 def _what_changed(ending: Ending, changed: Effect) -> str:
     contract = ending.contract
     match changed:
+        case Effect.CONFIRMED if ending.lasts == "call":
+            return "what it changed was in a box for this call alone, and is gone with it"
+        case Effect.CONFIRMED if ending.lasts == "server":
+            return "what it changed is in the server's box alone, and lasts until that ends"
         case Effect.CONFIRMED:
             return "its effect is confirmed"
         case Effect.UNKNOWN:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field, replace
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 from ringfence.audit.chain import SHARED
 from ringfence.core import canonical
@@ -77,6 +77,8 @@ class CallState:
     """The contracts for programs that it was decided by as well, because it runs code as they do."""
     possible: PossibleEffects = NO_EFFECTS
     """What it may change outside."""
+    lasts: Literal["call", "server"] | None = None
+    """How long that is there, where it is in the box of its server alone."""
     network: Json | None = None
     """What the box of a server asked for while it answered."""
     approval: Approval | None = None
@@ -322,7 +324,7 @@ def _for_record(facts: Json, state: CallState) -> Json:
     return out
 
 
-_REPEATED = ("contract_digest", "rules", "ended", "effect")
+_REPEATED = ("contract_digest", "rules", "ended", "effect", "lasts")
 _COUNTED = ("output", "usage", "network", "session")
 _ECHOED = ("call_id", "decision_id")
 _ENDED = ("message", "replayed_from", "attempts", "status", "reason_code", "effect")

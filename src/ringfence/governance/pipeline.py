@@ -100,6 +100,7 @@ class Pipeline:
             self._dispatcher.check(call, contract, state.decision)  # type: ignore[arg-type]
             outside = await self._dispatcher.outside(call, contract)
             state.possible = effects.possible_effects(call, contract, outside)
+            state.lasts = self._dispatcher.lasts(contract, state.decision)
             code = carried_code(call, contract, outside)
             if code is not None:
                 await self._as_program(rules, state, *code)
@@ -596,6 +597,7 @@ class Pipeline:
                 network=state.network,
                 answered=state.answered,
                 replayed=state.replayed_from is not None,
+                lasts=state.lasts,
             )
         )
 

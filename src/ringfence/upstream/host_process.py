@@ -17,6 +17,7 @@ from ringfence.core.model import Json, Principal, ServerSpec
 from ringfence.core.ports import Access, Launched, Launcher, Router
 
 _GRACE_SECONDS = 2.0
+_LAST_WORDS = 16_384
 _GONE = (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError)
 
 
@@ -65,6 +66,7 @@ class HostProcess:
 
     def __init__(self, process: anyio.abc.Process, isolation: Json) -> None:
         self._process = process
+        self._stderr = b""
         self.isolation = isolation
 
     def network_meter(self) -> Callable[[], Json | None]:
@@ -82,15 +84,26 @@ class HostProcess:
         source = self._process.stdout if stream == "stdout" else self._process.stderr
         assert source is not None
         try:
-            return await source.receive()
+            data = await source.receive()
         except _GONE:
             return b""
+        if stream == "stderr":
+            self._stderr = (self._stderr + data)[-_LAST_WORDS:]
+        return data
+
+    @property
+    def last_stderr(self) -> str:
+        return self._stderr.decode("utf-8", "replace")
 
     async def stop(self) -> str:
         """Close its stdin, then end its whole process group, each step bounded."""
         process = self._process
         ended = process.returncode
         assert process.stdin is not None
+        if ended is not None:
+            with anyio.move_on_after(_GRACE_SECONDS):  # its children may hold the other end
+                while await self.receive("stderr"):
+                    pass
         with suppress(OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
             await process.stdin.aclose()
         for end in (None, _terminate, _kill):

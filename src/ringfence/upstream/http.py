@@ -74,6 +74,7 @@ class HttpLink:
 
     isolation: Json | None = REMOTE
     ending = ""
+    last_words: tuple[str, ...] = ()
 
     def __init__(
         self,

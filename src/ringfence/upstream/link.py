@@ -113,6 +113,11 @@ class ServerLink(Protocol):
         """Why it is over, and what the server seems to have lacked, where that is known."""
         ...
 
+    @property
+    def last_words(self) -> tuple[str, ...]:
+        """The last lines of its standard error, once it is over."""
+        ...
+
     async def request(self, method: str, params: Json, exchange: InFlight) -> Json:
         """Send and wait. Raises RpcError, AnswerUnusable, Unavailable (nothing was sent) or OutcomeUnknown (no message
         came back). Which of them it is, the link knows by itself: no code that a server sends stands for another."""

@@ -15,7 +15,7 @@ from functools import partial
 import anyio
 import anyio.abc
 
-from ringfence.core import canonical
+from ringfence.core import canonical, invisible
 from ringfence.core.errors import OutcomeUnknown, Refused, RingfenceError, Unavailable
 from ringfence.core.model import Definition, Json, Principal, ServerSpec, Status
 from ringfence.core.ports import Launched, Launcher, UpstreamRequest
@@ -68,6 +68,10 @@ class PooledConnection:
     users: int = 0
     last_used: float = 0.0
     closed: bool = False
+    died: bool = False
+    """A call found that its server is gone."""
+    unsaved: bool = False
+    """A call may have changed what the server keeps in its box alone, and would be lost with that."""
     subscriptions: set[str] = field(default_factory=set)
     listener: anyio.CancelScope | None = None
     stale: bool = False
@@ -186,6 +190,14 @@ def _planned_isolation(launcher: Launcher | Unavailable, spec: ServerSpec) -> Js
     return {} if isinstance(launcher, Unavailable) else launcher.isolation(spec)
 
 
+def _because(ending: str) -> str:
+    return f" ({ending})" if ending else ""
+
+
+def _as_it_is(text: str) -> str:
+    return text
+
+
 class ConnectionPool:
     """Implements `ports.Upstreams`."""
 
@@ -198,8 +210,11 @@ class ConnectionPool:
         *,
         starting: Starting = unrecorded,
         changed: Changed = unnoticed,
+        clean: Callable[[str], str] = _as_it_is,
     ) -> None:
-        """`starting` wraps every start of a server, so that it is on record."""
+        """`starting` wraps every start of a server, so that it is on record; `clean` removes secrets from what a server
+        says."""
+        self._clean = clean
         self._servers = dict(servers)
         self._access = access
         self._consent = consent
@@ -273,10 +288,12 @@ class ConnectionPool:
         health = self._health_of(held.key)
         try:
             held.connection.check_pin(request.definition)
+            held.unsaved |= request.changes and held.connection.spec.keeps_nothing
             result = await held.connection.request(request)
         except (OutcomeUnknown, Unavailable) as exc:
             # A dead process or a forgotten session is of no further use; a lost HTTP answer harms only itself.
             if exc.reason_code in ("server_died", "session_lost", "server_down"):
+                held.died = exc.reason_code == "server_died"
                 self._drop(held)
             if exc.reason_code == "server_died":
                 health.punish(exc.message)
@@ -393,7 +410,9 @@ class ConnectionPool:
             raise Unavailable("no_server", f"there is no server {request.server!r} that could be started anew")
         self._fresh += 1
         key = (request.server, request.principal.key, f"! {self._fresh}")
-        own = replace(spec, placement="own", mounts=spec.mounts if request.mounts is None else request.mounts)
+        own = replace(spec, placement="own")
+        if request.mounts is not None:
+            own = replace(own, mounts=request.mounts, volumes=())
         with anyio.move_on_after(request.timeout):
             return await self._opened(key, own, request, relayable(spec, request.channel.capabilities))
         raise Unavailable("server_starting", f"server {spec.name} did not start in time")
@@ -526,12 +545,21 @@ class ConnectionPool:
         held.closed = True
         if self._held.get(held.key) is held:
             del self._held[held.key]
+        by_itself = held.died or not held.scope.cancel_called
+        if link.last_words and self._group is not None and (by_itself or not opened.is_set()):
+            self._tell_last_words(connection.spec.name, link)
         if not opened.is_set():
             if not outcome:
                 outcome.append(Unavailable("server_start", f"server {connection.spec.name} ended while starting"))
             if link.ending:
                 outcome[0] = type(outcome[0])(outcome[0].reason_code, f"{outcome[0].message}: {link.ending}")
             opened.set()
+
+    def _tell_last_words(self, server: str, link: ServerLink) -> None:
+        """A server that ended by itself, or did not come up, mostly said why. It says it to the operator alone."""
+        lines = (self._clean(line) for line in link.last_words)
+        said = "\n".join(f"    | {invisible.visible(line)}" for line in lines)
+        log.warning("server %s ended%s; its last lines on stderr:\n%s", server, _because(link.ending), said)
 
     async def _beside(self, held: PooledConnection, method: str, params: Json) -> None:
         """An event that came with a call, which does not wait while changed lists are read."""
@@ -621,9 +649,15 @@ class ConnectionPool:
         count = len(mine) + sum(key[0] == server for key in self._openings)
         if count < MAX_PER_SERVER:
             return
-        idle = sorted((h for h in mine if not h.users), key=lambda h: h.last_used)
+        idle = sorted((h for h in mine if not h.users), key=lambda h: (h.unsaved, h.last_used))
         if not idle:
             raise Unavailable("server_busy", f"server {server} has {count} connections, all in use")
+        if idle[0].unsaved:
+            log.warning(
+                "server %s has %d instances, so that the least used is ended, with what calls left in its box; what is"
+                " to stay needs volumes: under servers: %s",
+                *(server, count, server),
+            )
         self._drop(idle[0])
 
     async def _sweep(self) -> None:
@@ -631,5 +665,5 @@ class ConnectionPool:
             await anyio.sleep(_SWEEP_SECONDS)
             now = anyio.current_time()
             for held in list(self._held.values()):
-                if not held.users and not held.subscriptions and now - held.last_used > IDLE_SECONDS:
+                if not (held.users or held.subscriptions or held.unsaved) and now - held.last_used > IDLE_SECONDS:
                     self._drop(held)

@@ -41,6 +41,8 @@ from ringfence.upstream.pacing import LONG_BYTES, MOST_QUESTIONS, MOST_VALUES_TO
 log = logging.getLogger("ringfence.upstream")
 
 _STDERR_BYTES_PER_SECOND = 64_000
+_MOST_LAST_LINES = 10
+_LONGEST_LINE = 400
 _STUCK_SECONDS = 60.0
 _COMPLAINT_SECONDS = 1.0
 _BEGINNING = ("initialize", "server/discover")
@@ -63,6 +65,7 @@ class StdioLink:
         self.network_meter: Callable[[], Callable[[], Json | None]] = lambda: lambda: None
         """Of what really runs, once it does."""
         self.ending = ""
+        self.last_words: tuple[str, ...] = ()
         """Why it ended, and what it seems to have lacked, where it ended by itself."""
         self.unowned: Callable[[str, Json], Awaitable[Json]] | None = None
         self._dispatcher: JSONRPCDispatcher[TransportContext] | None = None
@@ -170,6 +173,7 @@ class StdioLink:
         finally:
             with anyio.CancelScope(shield=True):
                 self.ending = await server.stop()
+                self.last_words = _last_lines(server.last_stderr)
 
     async def _serve(self, server: Launched, ready: Callable[[], object]) -> None:
         inbound_send, inbound = anyio.create_memory_object_stream[SessionMessage | Exception](0)
@@ -408,6 +412,11 @@ def _error_of(answer: JSONRPCError) -> RpcError:
     if isinstance(answer, UnusableAnswer):
         return AnswerUnusable(told.message)
     return RpcError(told.code, told.message, told.data)
+
+
+def _last_lines(text: str) -> tuple[str, ...]:
+    lines = [line.rstrip()[:_LONGEST_LINE] for line in text.splitlines() if line.strip()]
+    return tuple(lines[-_MOST_LAST_LINES:])
 
 
 async def _drain_stderr(server: Launched, name: str) -> None:

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from ringfence.cli import progress
 from ringfence.cli.box import shared
 from ringfence.sdk.infos import Progress, SandboxInfo
 from tests import tooling
@@ -30,15 +31,6 @@ def test_sizes_are_short(number: int | None, text: str | None) -> None:
     assert shared.size(number) == text
 
 
-def test_a_meter_says_what_how_far_and_how_long() -> None:
-    meter = shared.ProgressLine("put data")
-    assert meter.line() == "put data … 0 s"
-    meter(Progress(1 << 20, 4 << 20))
-    assert meter.line() == "put data … 1.0 MiB of 4.0 MiB, 0 s"
-    meter(Progress(3 << 20, None))
-    assert meter.line() == "put data … 3.0 MiB, 0 s"
-
-
 @pytest.mark.anyio
 async def test_nobody_is_told_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     async with shared.metered("put data") as meter:
@@ -54,9 +46,24 @@ async def test_on_a_terminal_a_line_says_how_far_it_is_and_is_gone_at_the_end(mo
 
     shown = Terminal()
     monkeypatch.setattr(sys, "stderr", shown)
-    monkeypatch.setattr(shared, "_TICK_SECONDS", 0.01)
+    monkeypatch.setattr(progress, "_TICK_SECONDS", 0.01)
     async with shared.metered("put a\x1b[2Jb") as meter:
         meter(Progress(512, 1024))
         await tooling.until(lambda: "512 B" in shown.getvalue())
-    assert re.search(r"put a\\x1b\[2Jb … 512 B of 1\.0 KiB, \d+ s", shown.getvalue())
+    assert re.search(r"put a\\x1b\[2Jb  \[#{10}\.{10}\] 512 B/1\.0 KiB, \d+ s", shown.getvalue())
     assert shown.getvalue().endswith("\r\x1b[K")
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        (
+            "there is no session 'x'; list_sessions, or `ringfence box list`, shows which there are",
+            "there is no box 'x'; `ringfence box list` shows which there are",
+        ),
+        ("there are 3 sessions already", "there are 3 boxes already"),
+        ("/workspace/session.txt and `session` and my-session", "/workspace/session.txt and `session` and my-session"),
+    ],
+)
+def test_on_the_command_line_a_session_is_a_box(said: str, shown: str) -> None:
+    assert shared.as_boxes(said) == shown

@@ -15,7 +15,7 @@ import pytest
 
 from ringfence import config
 from ringfence.cli.init.command import _write
-from tests import gateways
+from tests import gateways, tooling
 from tests.cli.terminals import at_terminal
 from tests.packages.registry import Registry, known_alone, served
 from tests.packages.servers import NODE, PYTHON
@@ -266,3 +266,25 @@ def test_a_name_that_only_looks_the_same_is_not_accepted(project: Path) -> None:
     assert done.returncode == 1
     assert "--yes 'small!'" in done.stderr
     assert not mark.exists()
+
+
+def test_what_a_memory_server_is_told_is_there_in_the_next_process(project: Path) -> None:
+    node, script = tooling.npm_command("mcp-server-memory")
+    file = client_file(project, memory={"command": node, "args": [script]})
+    done = gateways.run("init", "--from", file, "--yes", "memory", cwd=project)
+    assert done.returncode == 0, done.stderr
+    ada = {"name": "Ada", "entityType": "person", "observations": ["wrote the first program"]}
+    told = gateways.run("call", "create_entities", "--args", json.dumps({"entities": [ada]}), "--json", cwd=project)
+    assert told.returncode == 0, told.stdout + told.stderr
+    assert "its effect is confirmed" in json.loads(told.stdout)["facts"]["explanation"]
+    assert "first program" in json.dumps(called(project, "read_graph"))
+
+
+def test_what_is_gone_with_its_server_is_not_called_confirmed(project: Path) -> None:
+    file = client_file(project, small=plain(project))
+    assert gateways.run("init", "--from", file, "--yes", "small", cwd=project).returncode == 0
+    facts = called(project, "variable", name="HOME")["facts"]
+    assert (facts["effect"], facts["lasts"]) == ("confirmed", "server")
+    assert "lasts until that ends" in facts["explanation"]
+    explained = gateways.run("audit", "explain", "last", cwd=project).stdout
+    assert "lasts until that ends" in explained and "its effect is confirmed" not in explained

@@ -250,3 +250,49 @@ def test_what_is_there_already_is_left_as_it_is(command: str) -> None:
 def test_what_cannot_be_pinned_is_not_taken(command: str, why: str) -> None:
     with pytest.raises(NotTaken, match=why):
         taken_apart(tuple(command.split()))
+
+
+# ── Servers that keep data ──
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"command": "npx", "args": ["-y", "@modelcontextprotocol/server-memory"]},
+        {"command": "npx", "args": ["-y", "@modelcontextprotocol/server-memory@1.2"], "env": {"MEMORY_FILE_PATH": "x"}},
+        {"command": "node", "args": ["/srv/node_modules/@modelcontextprotocol/server-memory/dist/index.js"]},
+        {"command": "mcp-server-memory"},
+        {"command": "docker", "args": ["run", "-i", "mcp/memory"]},
+    ],
+)
+def test_a_server_that_keeps_a_file_has_a_volume_for_it(entry: Any) -> None:
+    plan = one(entry, name="notes")
+    assert plan.keys["volumes"] == [{"name": "notes", "at": "/data"}]
+    assert plan.keys["env"] == {"MEMORY_FILE_PATH": "/data/memory.jsonl"}
+    assert "secrets" not in plan.keys
+    assert any("in the volume notes" in remark for remark in plan.remarks)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "file"),
+    [([], "sqlite.db"), (["--db-path", "/nowhere/shop.db"], "shop.db"), (["--db-path=~/nowhere.db"], "nowhere.db")],
+)
+def test_a_database_that_is_not_there_yet_lies_in_a_volume(arguments: list[str], file: str) -> None:
+    plan = one({"command": "uvx", "args": ["mcp-server-sqlite", *arguments]})
+    assert plan.runner is not None and plan.runner.arguments == ("--db-path", f"/data/{file}")
+    assert plan.keys["volumes"] == [{"name": "it", "at": "/data"}]
+
+
+def test_a_database_of_the_host_is_not_replaced_by_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "shop.db").touch()
+    plan = one({"command": "uvx", "args": ["mcp-server-sqlite", "--db-path", "./shop.db"]}, tmp_path)
+    assert plan.runner is not None and plan.runner.arguments == ("--db-path", str(tmp_path / "shop.db"))
+    assert "volumes" not in plan.keys
+    assert any("mode: rw" in remark for remark in plan.remarks)
+
+
+def test_a_named_volume_of_a_container_becomes_one_of_the_server() -> None:
+    words = ["run", "-i", "-v", "shop:/mcp", "mcp/sqlite", "--db-path", "/mcp/shop.db"]
+    plan = one({"command": "docker", "args": words})
+    assert plan.keys["volumes"] == [{"name": "shop", "at": "/mcp"}]
+    assert plan.runner is not None and plan.runner.arguments == ("--db-path", "/mcp/shop.db")

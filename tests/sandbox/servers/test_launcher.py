@@ -14,7 +14,7 @@ import pytest
 
 from ringfence.core.box import Limits, Mount
 from ringfence.core.errors import Unavailable
-from ringfence.core.model import PackageSpec, Principal, ServerSpec
+from ringfence.core.model import PackageSpec, Principal, ServerSpec, ServerVolume
 from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.servers.boxed_server import BoxedServer
 from ringfence.sandbox.servers.launcher import BoxLauncher, LaunchSettings
@@ -212,3 +212,27 @@ async def test_a_server_that_writes_faster_than_it_is_read_waits(boxes: Boxes, s
     await server.stop()
     with pytest.raises(OSError, match="closed"):
         await server.send(b"x")
+
+
+async def test_a_volume_outlives_the_box_and_is_each_agents_own(boxes: Boxes, script: Path, tmp_path: Path) -> None:
+    launcher = boxes()
+    launcher.settings = replace(launcher.settings, volumes=tmp_path / "state")
+    keeping = spec(script, volumes=(ServerVolume("notes", "/data"),))
+
+    async def said(who: Principal, expression: str) -> object:
+        server = await launcher.start(keeping, who)
+        try:
+            return await asked(server, expression)
+        finally:
+            await server.stop()
+
+    assert await said(WHO, "open('/data/a', 'w').write('kept')") == 4
+    assert await said(WHO, "open('/data/a').read()") == "kept"
+    assert await said(Principal("other"), "os.listdir('/data')") == []
+    folders = list((tmp_path / "state").iterdir())
+    assert len(folders) == 2 and all(each.stat().st_mode & 0o777 == 0o700 for each in folders)
+
+
+async def test_a_volume_needs_a_state_to_lie_in(boxes: Boxes, script: Path) -> None:
+    with pytest.raises(Unavailable, match="no state"):
+        await boxes().start(spec(script, volumes=(ServerVolume("notes", "/data"),)), WHO)

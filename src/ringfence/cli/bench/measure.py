@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ringfence.cli import terminal
 from ringfence.core.record import dataclass
 from ringfence.core.system import process_fields
 from ringfence.sdk import engine
@@ -116,9 +117,8 @@ def table(rows: list[Row]) -> str:
         "memory_kb",
     )
     heads = [head for head in every if any(getattr(r, head) is not None for r in rows)]
-    lines = [heads, *(["" if getattr(r, h) is None else str(getattr(r, h)) for h in heads] for r in rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(heads))]
-    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+    cells = [["" if getattr(r, h) is None else str(getattr(r, h)) for h in heads] for r in rows]
+    return terminal.table(heads, cells)
 
 
 # ── Cases ─────────────────────────────────────────────────────────────────────────────────────────

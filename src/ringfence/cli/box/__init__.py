@@ -1,1 +1,1 @@
-"""`ringfence box`: sandboxes from a shell."""
+"""`ringfence box`: sessions, which are boxes that stay, from a shell."""

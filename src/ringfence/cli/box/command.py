@@ -13,7 +13,7 @@ box = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 @box.callback()
 def group() -> None:
-    """Boxes that stay: what one step leaves, the next one finds, until the box is removed or its lifetime is over.
+    """Boxes that stay (sessions): what one step leaves, the next one finds, until the box is removed or its time is up.
 
     \b
     ringfence box create                            prints the box's id

@@ -13,7 +13,7 @@ from typing import Any
 import typer
 
 from ringfence.cli import common, options, program
-from ringfence.cli.box.shared import IdArgument, finish, sandbox
+from ringfence.cli.box.shared import IdArgument, as_boxes, finish, sandbox
 from ringfence.cli.streams import Sink, StdinPipe
 from ringfence.cli.terminal import safe
 from ringfence.core.box import Attached
@@ -152,7 +152,7 @@ async def _command(config_path: Path | None, id: str, wanted: dict[str, Any], as
 
 def _explain(ended: CommandResult) -> None:
     if ended.facts.get("ended") != "exited":
-        print(f"ringfence: {safe(str(ended.facts.get('explanation')))}", file=sys.stderr)
+        print(f"ringfence: {safe(as_boxes(str(ended.facts.get('explanation'))))}", file=sys.stderr)
 
 
 async def _stdin() -> AsyncIterator[bytes | tuple[int, int]]:

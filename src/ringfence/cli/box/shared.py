@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
-import sys
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +15,8 @@ import typer
 
 from ringfence.cli import common
 from ringfence.cli.common import EXIT_CODES, TerminalChannel
-from ringfence.cli.terminal import cut, safe
+from ringfence.cli.progress import progress
+from ringfence.cli.terminal import table
 from ringfence.compose.runs import Runs
 from ringfence.config.settings import Config
 from ringfence.core.box import Attached
@@ -29,8 +29,6 @@ from ringfence.sdk.sandbox import AsyncSandbox
 
 T = TypeVar("T")
 
-_TICK_SECONDS = 0.2
-_CLEAR = "\r\x1b[K"
 IdArgument = typer.Argument(..., metavar="ID", help="The box, as `box create` and `box list` name it.")
 
 
@@ -57,10 +55,19 @@ def finish(work: Callable[[], Awaitable[T]]) -> T:
     try:
         ended: T = common.run(_ended_by_signals, work)
     except Refused as exc:
-        common.fail(exc.message, EXIT_CODES[exc.status])
+        common.fail(as_boxes(exc.message), EXIT_CODES[exc.status])
     except (Unavailable, OutcomeUnknown, StoreError) as exc:
-        common.fail(str(exc), common.NO_BOX)
+        common.fail(as_boxes(str(exc)), common.NO_BOX)
     return ended
+
+
+_BOTH = "list_sessions, or `ringfence box list`, shows"
+_SESSION = re.compile(r"(?<![\w./'\"`-])session(s?)(?![\w./'\"`-])")
+
+
+def as_boxes(text: str) -> str:
+    """A message about sessions, in the word that these verbs have for them (docs/glossary.md)."""
+    return _SESSION.sub(lambda found: "boxes" if found[1] else "box", text.replace(_BOTH, "`ringfence box list` shows"))
 
 
 async def _ended_by_signals(work: Callable[[], Awaitable[T]]) -> T:
@@ -93,12 +100,6 @@ async def _ended_by_signals(work: Callable[[], Awaitable[T]]) -> T:
 def plain(value: Any) -> Any:
     """A record as JSON has it."""
     return asdict(value)
-
-
-def table(heads: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> str:
-    lines = [heads, *(tuple("-" if cell is None else cut(str(cell), 120) for cell in row) for row in rows)]
-    widths = [max(len(line[n]) for line in lines) for n in range(len(heads))]
-    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines)
 
 
 def sandboxes(infos: list[SandboxInfo]) -> str:
@@ -151,43 +152,13 @@ def size(number: int | None) -> str | None:
     return None if number is None else short_size(number)
 
 
-class ProgressLine:
-    """A line on stderr that shows progress; only on a terminal, and removed at the end."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._began = time.monotonic()
-        self._far: Progress | None = None
-
-    def __call__(self, far: Progress) -> None:
-        self._far = far
-
-    def line(self) -> str:
-        took = f"{time.monotonic() - self._began:.0f} s"
-        if self._far is None:
-            return f"{self._what} … {took}"
-        total = f" of {size(self._far.total)}" if self._far.total is not None else ""
-        return f"{self._what} … {size(self._far.done)}{total}, {took}"
-
-
 @asynccontextmanager
-async def metered(what: str) -> AsyncIterator[ProgressLine]:
-    meter = ProgressLine(what)
-    if not sys.stderr.isatty():
-        yield meter
-        return
-    telling = asyncio.get_running_loop().create_task(_tell(meter))
-    try:
-        yield meter
-    finally:
-        telling.cancel()
-        await asyncio.wait({telling})
-        sys.stderr.write(_CLEAR)
-        sys.stderr.flush()
+async def metered(what: str) -> AsyncIterator[Callable[[Progress], None]]:
+    """A line on stderr that shows progress, on a terminal; yields what is told how far it is."""
+    with progress(what, sizes=True) as line:
 
+        def tell(far: Progress) -> None:
+            line.done = far.done
+            line.total = far.total
 
-async def _tell(meter: ProgressLine) -> None:
-    while True:
-        await asyncio.sleep(_TICK_SECONDS)
-        sys.stderr.write(_CLEAR + safe(meter.line()))
-        sys.stderr.flush()
+        yield tell

@@ -11,6 +11,7 @@ import typer
 
 from ringfence import config
 from ringfence.cli import common
+from ringfence.cli.progress import progress
 from ringfence.cli.terminal import confirm, quoted, safe
 from ringfence.config import writing
 from ringfence.core import canonical, system
@@ -121,8 +122,10 @@ async def _fetched(path: Path) -> bool:
         if pin is None:
             continue
         print(safe(f"{server.name}: fetching {' '.join(pin.names)} …"), file=sys.stderr)
+        wanted = InstallRequest(pin.kind, pin.names)
         try:
-            tree = await packages.fetch(settings.gateway.state, settings.sandbox, InstallRequest(pin.kind, pin.names))
+            with progress(f"{server.name}: fetching"):
+                tree = await packages.fetch(settings.gateway.state, settings.sandbox, wanted)
         except (RingfenceError, ValueError) as exc:
             print(quoted(str(exc), f"{server.name}: "), file=sys.stderr)
             well = False

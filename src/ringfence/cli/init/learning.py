@@ -113,7 +113,8 @@ class _Learning:
             environment=settings.environment,
         )
         router = make_router(settings, lambda: safe_.broker(lambda: policy, self._store))
-        return await inspect_server(settings.servers[self._lesson.server], settings.sandbox, router, self._lesson.calls)
+        server = settings.servers[self._lesson.server]
+        return await inspect_server(server, settings.sandbox, router, self._lesson.calls, settings.gateway.state)
 
     async def _agreed(self, grant: ServerGrant) -> bool:
         try:

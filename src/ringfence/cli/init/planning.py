@@ -6,6 +6,7 @@ import contextlib
 import os
 import posixpath
 import re
+import shutil
 import stat
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import field, replace
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from ringfence.cli.init import keeping
+from ringfence.cli.init.keeping import KnownStore
 from ringfence.config import paths
 from ringfence.config.clientfiles import ClientFile, ClientServer, Setting, looks_secret
 from ringfence.config.docker_run import ContainerRun
@@ -23,7 +26,8 @@ from ringfence.core.errors import RingfenceError, Unavailable
 from ringfence.core.quoting import quoted
 from ringfence.core.record import dataclass
 from ringfence.core.secret import MIN_CHARACTERS
-from ringfence.packages.cache import Tree
+from ringfence.core.system import interpreter
+from ringfence.packages.cache import AT, Tree
 from ringfence.packages.images import manifests
 from ringfence.packages.images.references import Reference
 from ringfence.packages.images.rootfs import program
@@ -90,6 +94,12 @@ class Planner:
     def _plan(self, given: ClientServer) -> ServerPlan:
         unsaid = [s.name for s in given.env if s.kind == "plain" and s.name not in self._plain]
         env = tuple(Setting(s.name, "hidden") if s.name in unsaid else s for s in given.env)
+        store = _store(given)
+        moved = store is not None and store.variable in unsaid
+        if store is not None and moved:
+            # Its file is in the volume now, so that its old place is of no use, secret or not.
+            unsaid.remove(str(store.variable))
+            env = tuple(s for s in env if s.name != store.variable)
         server = replace(given, env=env)
         plan = ServerPlan(self._name(server.name), server, remarks=list(server.notes))
         if unsaid:
@@ -121,7 +131,41 @@ class Planner:
         else:
             self._command(plan)
         self._settings(plan)
+        if store is not None:
+            self._keeps(plan, store, moved)
         return plan
+
+    def _keeps(self, plan: ServerPlan, store: KnownStore, moved: bool) -> None:
+        """Put the server's file where it outlives its box, unless it is told to use a file of the host's."""
+        words = list(plan.runner.arguments if plan.runner is not None else plan.keys["command"][1:])
+        env = plan.keys.get("env", {})
+        named = env.get(store.variable or "") if store.option is None else keeping.told(words, store.option)
+        if named is not None and _exists(named):
+            plan.remarks.append(
+                f"{named} is mounted read-only; to let the server write to it, mount its folder with `mode: rw`."
+            )
+            return
+        if named is not None and any(within(named, each["at"]) for each in plan.keys.get("volumes", ())):
+            return
+        folder = keeping.place()
+        file = f"{folder}/{os.path.basename(named) if named else store.file}"
+        if folder == keeping.AT:
+            plan.keys["volumes"] = [*plan.keys.get("volumes", ()), {"name": plan.name, "at": folder}]
+            old = f" What it has in {store.variable} is not copied." if moved else ""
+            plan.remarks.append(f"What it keeps is in {file}, in the volume {plan.name}, and outlives its box.{old}")
+        else:
+            plan.remarks.append(
+                f"What it keeps is in {file}, and gone when its box ends: the file system of the state maps no ids, so "
+                "that a box of root's cannot have a volume there."
+            )
+        if store.option is None:
+            plan.keys["env"] = {**env, str(store.variable): file}
+            return
+        words = keeping.telling(words, store.option, file)
+        if plan.runner is not None:
+            plan.runner = replace(plan.runner, arguments=tuple(words))
+        else:
+            plan.keys["command"] = [plan.keys["command"][0], *words]
 
     def _name(self, given: str) -> str:
         base = _UNFIT.sub("_", given).strip("_-")[:_LONGEST_NAME] or "server"
@@ -174,6 +218,13 @@ class Planner:
                     plan.remarks.append(f"{at} is mounted read-only; `mode: rw` lets it write there.")
         if mounts:
             plan.keys["mounts"] = mounts
+        taken = [each["at"] for each in mounts]
+        for name, at in run.volumes:
+            if any(within(at, other) or within(other, at) for other in taken):
+                plan.remarks.append(f"The volume {name} is not mounted: {at} is taken.")
+                continue
+            taken.append(at)
+            plan.keys.setdefault("volumes", []).append({"name": name, "at": at})
         if run.cwd is not None:
             plan.keys["cwd"] = run.cwd
 
@@ -248,6 +299,18 @@ class Planner:
             name = f"{variable.lower()}_{number}"
         self.secrets.append(NeededSecret(name, variable, keys, [plan.name], given))
         return name
+
+
+def _store(server: ClientServer) -> KnownStore | None:
+    """Where a server that is known to keep data keeps it."""
+    if server.url is not None:
+        return None
+    try:
+        fetched = taken_apart(server.command) if server.container is None and server.command else None
+    except NotTaken:
+        return None
+    packages = fetched.packages if fetched is not None else (server.container.image,) if server.container else ()
+    return keeping.known(server.command if server.container is None else (), packages)
 
 
 def _shown_anyway(plan: ServerPlan) -> list[str]:
@@ -401,6 +464,27 @@ def _requirement(text: str) -> str:
         raise NotTaken(f"{quoted(text)} is no package of an index, so it cannot be pinned by its hash")
     name, _, version = text.partition("@")
     return name if version in ("", "latest") else f"{name}=={version}"
+
+
+def start_words(tree: Tree, runner: Runner) -> list[str]:
+    """The command that runs a program of fetched packages, without its arguments. Raises Unavailable."""
+    program = runner.program or runner.packages[0]
+    name = bare_name(program) if tree.kind == "npm" else program
+    path = tree.programs.get(name)
+    if path is None:
+        known = ", ".join(sorted(tree.programs)[:8]) or "none"
+        raise Unavailable("no_program", f"{' '.join(runner.packages)} has no program {name!r}; it has: {known}")
+    if tree.kind == "pypi":
+        return [str(interpreter()), f"{AT}/{path}"]
+    node = shutil.which("node")
+    if node is None:
+        raise Unavailable("no_npm", "node is not installed here: install it, as in `apt install nodejs`")
+    return [node, f"{AT}/{path}"]
+
+
+def bare_name(package: str) -> str:
+    """A package of npm without its version."""
+    return package if "@" not in package[1:] else package[: package.rindex("@")]
 
 
 # ── Servers in images ─────────────────────────────────────────────────────────────────────────────

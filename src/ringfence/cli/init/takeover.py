@@ -4,7 +4,7 @@ tools; then one file is written, and what to paste into the client is printed.""
 from __future__ import annotations
 
 import json
-import shutil
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import field
@@ -15,7 +15,8 @@ import anyio
 
 from ringfence import config, identity
 from ringfence.cli.common import own_command
-from ringfence.cli.init.planning import NeededSecret, Planner, ServerPlan, image_keys
+from ringfence.cli.init.planning import NeededSecret, Planner, ServerPlan, bare_name, image_keys, start_words
+from ringfence.cli.progress import ProgressLine, progress
 from ringfence.cli.terminal import confirm, cut, json_text, quoted, safe
 from ringfence.compose.gateway import App
 from ringfence.compose.packages import fetch as fetch_packages
@@ -25,7 +26,6 @@ from ringfence.config.writing import WrittenEntry
 from ringfence.core.errors import ConfigError, RingfenceError, Unavailable
 from ringfence.core.model import Definition, Json
 from ringfence.core.record import dataclass
-from ringfence.core.system import interpreter
 from ringfence.packages.cache import AT, Tree
 from ringfence.packages.install import InstallRequest
 from ringfence.sandbox.tools.toolkit import TOOLS
@@ -83,10 +83,12 @@ async def take_over(request: InitRequest) -> TakenOver:
     _something(taken)
     settings = _settings(_text(taken), request.output)
     at_once = anyio.CapacityLimiter(_FETCHED_AT_ONCE)
-    async with anyio.create_task_group() as group:
-        for plan in taken.kept:
-            if plan.runner is not None:
-                group.start_soon(_fetched, plan, settings, request.scripts, at_once)
+    fetching = [plan for plan in taken.kept if plan.runner is not None]
+    if fetching:
+        with progress("Fetching packages in boxes", len(fetching)) as line:
+            async with anyio.create_task_group() as group:
+                for plan in fetching:
+                    group.start_soon(_fetched, plan, settings, _Fetching(request.scripts, at_once, line))
     for plan in taken.kept:
         _fits(plan, request.output)
     _something(taken)
@@ -181,6 +183,8 @@ def _shown(plan: ServerPlan) -> Iterator[str]:
         yield f"  with     {safe(setting.name)}: {value}"
     for mount in plan.keys.get("mounts", []):
         yield f"  sees     {safe(mount['host'])} (read-only)"
+    for volume in plan.keys.get("volumes", []):
+        yield f"  keeps    {safe(volume['at'])}, in the volume {safe(volume['name'])}"
     for remark in plan.remarks:
         yield quoted(remark, "  note     ")
     if plan.problem is not None:
@@ -190,19 +194,30 @@ def _shown(plan: ServerPlan) -> Iterator[str]:
 # ── Fetching and starting ─────────────────────────────────────────────────────────────────────────
 
 
-async def _fetched(plan: ServerPlan, settings: Config, scripts: bool, at_once: anyio.CapacityLimiter) -> None:
+@dataclass(frozen=True, slots=True)
+class _Fetching:
+    """What all packages are fetched with."""
+
+    scripts: bool
+    at_once: anyio.CapacityLimiter
+    line: ProgressLine
+
+
+async def _fetched(plan: ServerPlan, settings: Config, how: _Fetching) -> None:
     runner = plan.runner
     assert runner is not None
-    wanted = InstallRequest(runner.kind, runner.packages, scripts)
+    wanted = InstallRequest(runner.kind, runner.packages, how.scripts)
     try:
-        async with at_once:
-            print(safe(f"Fetching {' '.join(runner.packages)} in a box …"), file=sys.stderr)
+        async with how.at_once:
+            how.line.say(safe(f"Fetching {' '.join(runner.packages)} in a box …"))
             tree = await fetch_packages(settings.gateway.state, settings.sandbox, wanted)
         mine = _of_image(plan, tree) if tree.kind == "image" else _of_packages(plan, tree)
     except (RingfenceError, ValueError) as exc:
         plan.problem = str(exc)
-        print(quoted(f"server {plan.name} is left out: {exc}", ""), file=sys.stderr)
+        how.line.say(quoted(f"server {plan.name} is left out: {exc}", ""))
         return
+    finally:
+        how.line.step()
     plan.keys = {**mine, **{key: value for key, value in plan.keys.items() if key not in mine}}
 
 
@@ -211,16 +226,29 @@ def _of_image(plan: ServerPlan, tree: Tree) -> dict[str, Any]:
     assert plan.runner is not None
     imaged = image_keys(tree, plan.runner, plan.keys)
     plan.remarks += imaged.remarks
+    if "volumes" in plan.keys:
+        hiding = [each for each in plan.keys["volumes"] if _has(tree, each["at"])]
+        plan.keys["volumes"] = [each for each in plan.keys["volumes"] if each not in hiding]
+        for each in hiding:
+            plan.remarks.append(
+                f"The volume {each['name']} is not mounted: it would hide what the image has at {each['at']}."
+            )
     for setting in plan.server.env:
         if setting.kind != "plain":  # the image's own value would take precedence over the secret
             imaged.keys["env"].pop(setting.name, None)
     return {**imaged.keys, "packages": _pin(tree, [package.name for package in tree.packages])}
 
 
+def _has(tree: Tree, at: str) -> bool:
+    """Whether the image has something at a path."""
+    there = f"{tree.folder}{at}"
+    return os.path.lexists(there) and not (os.path.isdir(there) and not os.listdir(there))
+
+
 def _of_packages(plan: ServerPlan, tree: Tree) -> dict[str, Any]:
     runner = plan.runner
     assert runner is not None
-    start = _start(tree, runner.program or runner.packages[0], runner.packages)
+    start = start_words(tree, runner)
     names = [_pinned(tree, name) for name in runner.packages]
     mine: dict[str, Any] = {"command": [*start, *runner.arguments], "packages": _pin(tree, names)}
     if tree.kind == "pypi":
@@ -232,29 +260,10 @@ def _pin(tree: Tree, names: list[str]) -> dict[str, Any]:
     return {"from": tree.kind, "names": names, "tree": tree.digest}
 
 
-def _start(tree: Tree, program: str, packages: tuple[str, ...]) -> list[str]:
-    """The command that runs a program of the tree. Raises Unavailable."""
-    name = _bare(program) if tree.kind == "npm" else program
-    path = tree.programs.get(name)
-    if path is None:
-        known = ", ".join(sorted(tree.programs)[:8]) or "none"
-        raise Unavailable("no_program", f"{' '.join(packages)} has no program {name!r}; it has: {known}")
-    if tree.kind == "pypi":
-        return [str(interpreter()), f"{AT}/{path}"]
-    node = shutil.which("node")
-    if node is None:
-        raise Unavailable("no_npm", "node is not installed here")
-    return [node, f"{AT}/{path}"]
-
-
-def _bare(package: str) -> str:
-    return package if "@" not in package[1:] else package[: package.rindex("@")]
-
-
 def _pinned(tree: Tree, name: str) -> str:
     """The package with the version that was fetched."""
     sign = "@" if tree.kind == "npm" else "=="
-    bare = _bare(name) if tree.kind == "npm" else name.partition("=")[0].partition("[")[0]
+    bare = bare_name(name) if tree.kind == "npm" else name.partition("=")[0].partition("[")[0]
     same = bare.lower().replace("_", "-")
     for package in tree.packages:
         if package.name.lower().replace("_", "-") == same:
@@ -267,13 +276,15 @@ async def _started(taken: TakenOver, request: InitRequest) -> None:
     settings = _settings(_text(taken), request.output)
     print("Starting each server in its box …", file=sys.stderr)
     async with App.open(settings) as app:
-        for plan in taken.kept:
-            try:
-                taken.definitions[plan.name] = await app.pool.definitions(plan.name, app.agent)
-            except RingfenceError as exc:
-                plan.remarks.append(f"It did not start: {exc}")
-                plan.failure = exc
-                print(quoted(f"server {plan.name} did not start: {exc}", ""), file=sys.stderr)
+        with progress("Starting servers", len(taken.kept)) as line:
+            for plan in taken.kept:
+                try:
+                    taken.definitions[plan.name] = await app.pool.definitions(plan.name, app.agent)
+                except RingfenceError as exc:
+                    plan.remarks.append(f"It did not start: {exc}")
+                    plan.failure = exc
+                    line.say(quoted(f"server {plan.name} did not start: {exc}", ""))
+                line.step()
         await _accept(app, taken, request)
 
 

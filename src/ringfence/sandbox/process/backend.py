@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from ringfence.core.aio import begun, when
 from ringfence.core.box import (
     CAN_DO_WITHOUT,
     TEMPLATES,
+    TEMPLATES_NEED,
     BoxReport,
     BoxSpec,
     Input,
@@ -400,6 +402,8 @@ class ProcessBackend:
         trees = tuple(sorted(os.path.realpath(tree) for tree in spec.trees))
         preload = self._templates[spec.template]
         packages = (*(_packages() if preload else ()), *map(os.path.realpath, spec.packages))
+        if spec.template in TEMPLATES_NEED:
+            _check_installed(spec.template, preload, packages)
         trees = tuple(sorted({*trees, *packages}))
         left_out = {*self._without, *(name for name in self._accepted if name in self._host.missing)}
         if not self._counts("memory"):
@@ -513,6 +517,26 @@ def _packages() -> tuple[str, ...]:
     own = os.path.realpath(sys.base_prefix) + os.sep
     found = (os.path.realpath(path) for path in sys.path if path.endswith("site-packages") and os.path.isdir(path))
     return tuple(path for path in found if not path.startswith(own))
+
+
+def _check_installed(template: str, modules: tuple[str, ...], packages: tuple[str, ...]) -> None:
+    """Raises Unavailable where the template's own package is missing."""
+    if (template, packages) in _installed:
+        return
+    places = [*packages, *sys.path]
+    missing = [name for name in modules if PathFinder.find_spec(name, places) is None]
+    if TEMPLATES_NEED[template] in missing:
+        raise Unavailable(
+            "template_lacks",
+            f"the template {template} loads {', '.join(modules)}, and {', '.join(missing)}"
+            f" {'is' if len(missing) == 1 else 'are'} not installed here; install with:"
+            f" {sys.executable} -m pip install {' '.join(missing)}",
+        )
+    _installed.add((template, packages))
+
+
+_installed: set[tuple[str, tuple[str, ...]]] = set()
+"""Templates, with the folders of packages beside them, that were found complete."""
 
 
 def _of_the_box(limits: Limits) -> Limits:

@@ -218,6 +218,7 @@ class SessionServer:
         self._session = session
         self._process = 0
         self._streams: dict[Stream, StreamBuffer] = {"stdout": StreamBuffer(), "stderr": StreamBuffer()}
+        self._stderr = b""
         self._following: asyncio.Task[None] | None = None
         self.isolation: Json = {}
 
@@ -247,7 +248,13 @@ class SessionServer:
                 each.end()
 
     def _tell(self, stream: Stream, chunk: bytes) -> Awaitable[None] | None:
+        if stream == "stderr":
+            self._stderr = (self._stderr + chunk)[-_LAST_WORDS:]
         return self._streams[stream].put(chunk)
+
+    @property
+    def last_stderr(self) -> str:
+        return self._stderr.decode("utf-8", "replace")
 
     async def send(self, data: bytes) -> None:
         try:

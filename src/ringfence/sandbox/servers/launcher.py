@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from ringfence.core.aio import shielded
 from ringfence.core.box import Limits, Listening, Mount, within
-from ringfence.core.errors import Refused, Unavailable
+from ringfence.core.errors import Refused, StoreError, Unavailable
 from ringfence.core.model import Json, Principal, ServerSpec
 from ringfence.core.ports import Access, Launched, Route, Router
 from ringfence.core.record import dataclass
 from ringfence.core.sessions import Command, CommandRequest, Owner, SessionBackend, StayingBox, StaySpec
 from ringfence.sandbox.files import guarded
+from ringfence.sandbox.files.blobstore import owner_folder, private_folder
 from ringfence.sandbox.servers.boxed_server import BoxedServer, SessionServer
 from ringfence.sandbox.servers.resolve import Hidden, ResolvedCommand, resolve, resolve_in_image
 
@@ -57,6 +58,8 @@ class LaunchSettings:
     """What servers may reach besides their networks, as HOST[:PORT]."""
     apart: tuple[str, ...] = ()
     """Folders and files of ours that no box sees: what lies around them is shown without them."""
+    volumes: Path | None = None
+    """Where servers' volumes lie, in our own state, which no mount can name."""
 
 
 @dataclass(slots=True)
@@ -105,6 +108,7 @@ class BoxLauncher:
     async def start(self, spec: ServerSpec, principal: Principal, stdin: int | None = None) -> BoxedServer:
         """Start a server. `stdin`: the reading end of a pipe for this server alone, which stays the caller's. Raises
         Unavailable."""
+        spec = self._with_volumes(spec, principal)
         found = self._resolved(spec)
         if spec.placement == OF_ITS_OWN:
             box, leave = await self._own(spec, found, principal)
@@ -119,6 +123,25 @@ class BoxLauncher:
         return server
 
     # ── The command and its box ──
+
+    def _with_volumes(self, spec: ServerSpec, who: Principal) -> ServerSpec:
+        """The server with its volumes mounted: folders that this agent's instances of it share, and no other agent's.
+        Raises Unavailable."""
+        if not spec.volumes:
+            return spec
+        if self.settings.volumes is None:
+            raise Unavailable("server_start", f"server {spec.name} has volumes, and there is no state to keep them in")
+        folder = owner_folder(self.settings.volumes, (who.tenant, who.agent))
+        try:
+            private_folder(self.settings.volumes)
+            private_folder(folder)
+            for volume in spec.volumes:
+                (folder / volume.name).mkdir(mode=0o700, exist_ok=True)
+        except (StoreError, OSError) as exc:
+            raise Unavailable("server_start", f"the volumes of server {spec.name} cannot be made: {exc}") from None
+        real = os.path.realpath(folder)
+        mounts = (Mount(f"{real}/{volume.name}", volume.at, "rw") for volume in spec.volumes)
+        return replace(spec, mounts=(*mounts, *spec.mounts), volumes=())
 
     def _resolved(self, spec: ServerSpec) -> ResolvedCommand:
         given = self.settings
@@ -210,7 +233,8 @@ class BoxLauncher:
         return box, leave
 
     async def _open_for_all(self, spec: ServerSpec, who: Principal) -> tuple[StayingBox, _Leave]:
-        group = [each for each in self.settings.servers.values() if each.placement == spec.placement] or [spec]
+        named = [each for each in self.settings.servers.values() if each.placement == spec.placement] or [spec]
+        group = [self._with_volumes(each, who) for each in named]
         box, end = await self._open(spec, self._stay(group, [self._resolved(each) for each in group]), who)
         key = (spec.placement, who.key)
 

@@ -1,0 +1,49 @@
+"""Completion of verbs and options, as each shell has it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+
+from ringfence.cli.completion import script
+from ringfence.cli.commands import VERBS, every_command
+from tests import gateways
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_script_has_every_verb_and_its_options(shell: str) -> None:
+    made = script(shell, every_command())
+    assert all(verb in made for verb in VERBS)
+    assert "'box files put'" in made or '"box files put"' in made
+    assert ("--allow-package" in made) or ("--long-option allow-package" in made)
+    if (program := shutil.which(shell)) is not None:
+        subprocess.run([program, "-n"], input=made, text=True, check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("ringfence aud", "audit"),
+        ("ringfence box ex", "exec expose"),
+        ("ringfence box files p", "put"),
+        ("ringfence -v box files p", "put"),
+        ("ringfence audit verify --pub", "--public-key"),
+        ("ringfence run --timeout 3 --bat", "--batch"),
+    ],
+)
+def test_bash_completes(words: str, completed: str) -> None:
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("there is no bash here")
+    asked = f"COMP_WORDS=({words}); COMP_CWORD={len(words.split()) - 1}; _ringfence; echo ${{COMPREPLY[@]}}"
+    done = subprocess.run(
+        [bash, "-c", f"{script('bash', every_command())}\n{asked}"], capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == (f"{completed}\n", "")
+
+
+def test_a_shell_that_is_not_known_is_told_which_are() -> None:
+    done = gateways.run("completion", "tcsh")
+    assert done.returncode == 2 and "bash, zsh, fish" in done.stderr
