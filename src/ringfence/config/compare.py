@@ -216,7 +216,6 @@ _SERVER: Mapping[str, Holds] = {
     "mounts": _mounts,
     "network": lambda _old, new: new == "denied",
     "secrets": _within,
-    "listens": lambda _old, new: not new,
 }
 
 

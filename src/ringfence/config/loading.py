@@ -154,7 +154,6 @@ def _server(draft: Draft, name: str, shape: schema.ServerEntry) -> ServerSpec:
         mounts=tuple(_mounts(draft, shape.mounts)),
         network=shape.network,
         limits=checks.server_limits(shape.limits),
-        listens=shape.listen == "allowed",
     )
 
 

@@ -121,7 +121,7 @@ class ServerEntry(Shape):
     env: dict[Variable, str] = {}
     cwd: Text | None = None
     packages: PackagesSection | None = None
-    listen: Literal["denied", "allowed"] = "denied"
+    listen: Literal["denied", "allowed"] = "denied"  # taken, and without effect: no port of a server is shown
     start_timeout_seconds: Annotated[float, Field(gt=0, le=600)] = 30.0
     meant: ClassVar[dict[str, str]] = {"args": "command", "timeout_seconds": "start_timeout_seconds"}
 

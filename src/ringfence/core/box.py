@@ -129,9 +129,9 @@ NO_OUTSIDE = Outside()
 
 @plain
 class Listening:
-    """Whether programs of a box may wait for connections over TCP; from outside, only through ports that are shown.
+    """Whether ports that programs of a box listen on can be shown outside of it.
 
-    Sockets that are files need no permission: they are for programs of one box alone.
+    To listen needs no permission: the network of a box is its own, and leads nowhere.
     """
 
     allowed: bool = False

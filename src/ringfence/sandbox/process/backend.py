@@ -376,8 +376,6 @@ class ProcessBackend:
         if not self._counts("memory"):
             left_out.add("memfd")  # nothing else would see it
         baseline = Baseline(spec.tenant, spec.template, preload, trees, tuple(sorted(left_out)), packages)
-        if spec.listening.allowed:
-            baseline = replace(baseline, listens=True)
         if spec.installs:
             baseline = replace(baseline, installs=True)
         if spec.root is not None:

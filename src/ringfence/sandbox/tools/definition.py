@@ -203,11 +203,11 @@ def _reachable(network: NetworkSpec | None) -> str:
 
 def _listening(listening: Listening) -> str:
     if not listening.allowed:
-        return "no program may listen for TCP connections"
+        return "on the box's own loopback"
     if listening.ports is None:
-        return "programs may listen, and only those of the same box can connect"
+        return "on the box's own loopback; ports can be shown on this machine's, to its owner alone"
     named = ", ".join(f"{name} (port {port})" for name, port in listening.ports)
-    return f"programs may listen; shown on this machine's loopback, to its owner alone, can be: {named}"
+    return f"on the box's own loopback; shown on this machine's, to its owner alone, can be: {named}"
 
 
 def programs_stated(commands: CommandRules) -> str:

@@ -27,7 +27,6 @@ class Ruling:
 
 ALLOW = Ruling("allow")
 NOTIFY = Ruling("notify", errno.EPERM)
-WEIGH = Ruling("notify", errno.EACCES)
 ENOSYS = Ruling("errno", errno.ENOSYS)
 EPERM = Ruling("errno", errno.EPERM)
 EINVAL = Ruling("errno", errno.EINVAL)
@@ -107,7 +106,7 @@ _ALLOWED = {
         sched_getaffinity sched_getattr sched_getparam sched_setparam sched_getscheduler sched_get_priority_max
         sched_get_priority_min sched_rr_get_interval""",
     "sockets: which kinds exist is decided where they are made, and the network namespace leads nowhere": """
-        connect accept accept4 bind shutdown getsockname getpeername sendto recvfrom sendmsg recvmsg
+        connect accept accept4 bind listen shutdown getsockname getpeername sendto recvfrom sendmsg recvmsg
         sendmmsg recvmmsg""",
     "System V and POSIX messages: the box has an IPC namespace of its own": """
         shmat shmctl shmdt semget semop semctl semtimedop msgget msgsnd msgrcv msgctl mq_open mq_unlink mq_timedsend
@@ -116,11 +115,6 @@ _ALLOWED = {
         landlock_create_ruleset landlock_add_rule landlock_restrict_self""",
     "the host's own tracing: only a trampoline that the kernel put there gets through, a program gets a signal": """
         uretprobe uprobe""",
-}
-
-_WEIGHED = {
-    "no register shows the kind of the socket: the supervisor takes a copy and listens on that, for the box alone": """
-        listen""",
 }
 
 _NOTABLE = {
@@ -308,7 +302,7 @@ _CHECKED = {
     ),
     "socket": ArgRule(_SOCKET, NOTIFY),
     "socketpair": ArgRule(_SOCKET[:1], NOTIFY),
-    # Not SO_PEERPIDFD: the listener of a unix socket is the supervisor, of which a box must have no handle.
+    # Not SO_PEERPIDFD: the other end of a channel is the supervisor, of which a box must have no handle.
     "getsockopt": ArgRule((ArgCase((Arg(1, (1,)), Arg(2, (77,))), Ruling("errno", errno.ENOPROTOOPT)),), ALLOW),
     "setsockopt": ArgRule(_SOCKET_OPTIONS, Ruling("errno", errno.ENOPROTOOPT)),
     # A box has no devices; what is no device answers the same.
@@ -350,7 +344,7 @@ _CHECKED = {
 def _judged() -> Mapping[str, Ruling | ArgRule]:
     """By name; the groups are disjoint, which the tests check."""
     judged: dict[str, Ruling | ArgRule] = dict(_CHECKED)
-    for groups, every in ((_ALLOWED, ALLOW), (_WEIGHED, WEIGH), (_NOTABLE, NOTIFY), (_ABSENT, ENOSYS)):
+    for groups, every in ((_ALLOWED, ALLOW), (_NOTABLE, NOTIFY), (_ABSENT, ENOSYS)):
         judged.update((name, every) for names in groups.values() for name in names.split())
     judged.update((name, each) for each, names in _PLAIN.values() for name in names.split())
     return MappingProxyType(judged)
@@ -400,9 +394,6 @@ UNCOUNTED: Mapping[str, Ruling | ArgRule] = MappingProxyType(
     }
 )
 """Replaces verdicts of `POLICY` where no control group counts memory, for memory that no process's account shows."""
-
-LISTENING: Mapping[str, Ruling | ArgRule] = MappingProxyType({"listen": ALLOW})
-"""Replaces verdicts of `POLICY` in a box whose programs may wait for connections."""
 
 TERMINALS: Mapping[str, Ruling | ArgRule] = MappingProxyType(
     {
