@@ -126,6 +126,7 @@ def environment(place: str) -> dict[str, str]:
         "TMPDIR": f"{place}/tmp",
         "USER": "box",
         "LOGNAME": "box",
+        "TERM": "xterm-256color",
     }
 
 

@@ -15,7 +15,6 @@ from ringfence.sandbox.process.seccomp.syscalls import name_of, numbers_of
 from ringfence.sandbox.process.seccomp.verdicts import (
     ENOSYS,
     POLICY,
-    TERMINALS,
     UNCOUNTED,
     UNMARKED,
     WATCHERS,
@@ -40,8 +39,6 @@ class Which(TypedDict, total=False):
     """False: no control group counts the memory, so nothing is taken that would not show in a process's account."""
     marks: bool
     """False: no setuid files are made."""
-    terminals: bool
-    """True: programs may make use of a terminal that they are given."""
     notify: bool
     """False: the filter itself refuses, instead of the supervisor."""
 
@@ -58,8 +55,6 @@ def _policy(which: Which) -> Mapping[str, Ruling | ArgRule]:
             )  # the supervisor is not asked, so none are counted
     if not which.get("marks", True):
         policy |= UNMARKED
-    if which.get("terminals"):
-        policy |= TERMINALS
     return policy
 
 

@@ -228,12 +228,14 @@ _IOCTLS = (
 # TIOCSTI, TIOCLINUX, TIOCCONS, TIOCSETD: typing into, or taking over, a terminal.
 _TERMINAL_TRICKS = (0x5412, 0x541C, 0x541D, 0x5423)
 
-# Setting how the program's own terminal treats keys, waiting for pending output, choosing the job in front.
+# Making terminals of the box's own, setting how one treats keys, waiting for pending output, choosing the job in front.
 _TERMINAL = (
     *(0x5402, 0x5403, 0x5404),  # TCSETS, TCSETSW, TCSETSF
     *(0x402C542B, 0x402C542C, 0x402C542D),  # TCSETS2, TCSETSW2, TCSETSF2
     *(0x5409, 0x5425, 0x540A, 0x540B),  # TCSBRK, TCSBRKP, TCXONC, TCFLSH
     *(0x5414, 0x5422, 0x5429),  # TIOCSWINSZ, TIOCNOTTY, TIOCGSID
+    *(0x80045430, 0x40045431, 0x80045439, 0x5441),  # TIOCGPTN, TIOCSPTLCK, TIOCGPTLCK, TIOCGPTPEER: making one
+    *(0x5420, 0x80045438),  # TIOCPKT, TIOCGPKT: hearing what is done to it, at its other end
 )
 _TIOCSCTTY = 0x540E
 
@@ -284,10 +286,6 @@ def _only(index: int, among: Sequence[int], otherwise: Ruling, mask: int = WORD)
     return ArgRule((ArgCase((Arg(index, among, mask),), ALLOW),), otherwise)
 
 
-def _ioctl(*cases: ArgCase) -> ArgRule:
-    return ArgRule((*cases, ArgCase((Arg(1, _TERMINAL_TRICKS),), NOTIFY)), Ruling("errno", errno.ENOTTY))
-
-
 def _node(index: int) -> ArgRule:
     # No device of any kind: not even the empty one that any user may make, which an overlay takes for a
     # removed file.
@@ -305,8 +303,16 @@ _CHECKED = {
     # Not SO_PEERPIDFD: the other end of a channel is the supervisor, of which a box must have no handle.
     "getsockopt": ArgRule((ArgCase((Arg(1, (1,)), Arg(2, (77,))), Ruling("errno", errno.ENOPROTOOPT)),), ALLOW),
     "setsockopt": ArgRule(_SOCKET_OPTIONS, Ruling("errno", errno.ENOPROTOOPT)),
-    # A box has no devices; what is no device answers the same.
-    "ioctl": _ioctl(ArgCase((Arg(1, _IOCTLS),), ALLOW)),
+    # A box has no devices but terminals; what is no device answers the same. Taking a terminal from another session
+    # (another argument) is not offered.
+    "ioctl": ArgRule(
+        (
+            ArgCase((Arg(1, (*_IOCTLS, *_TERMINAL)),), ALLOW),
+            ArgCase((Arg(1, (_TIOCSCTTY,)), Arg(2, (0,), wide=True)), ALLOW),
+            ArgCase((Arg(1, _TERMINAL_TRICKS),), NOTIFY),
+        ),
+        Ruling("errno", errno.ENOTTY),
+    ),
     "prctl": ArgRule(
         (ArgCase((Arg(0, _PRCTLS),), ALLOW), ArgCase((Arg(0, (_PR_SET_MM, _PR_SCHED_CORE, _PR_SET_PTRACER)),), NOTIFY)),
         EINVAL,
@@ -394,17 +400,6 @@ UNCOUNTED: Mapping[str, Ruling | ArgRule] = MappingProxyType(
     }
 )
 """Replaces verdicts of `POLICY` where no control group counts memory, for memory that no process's account shows."""
-
-TERMINALS: Mapping[str, Ruling | ArgRule] = MappingProxyType(
-    {
-        # Taking a terminal from another session (another argument) is not offered.
-        "ioctl": _ioctl(
-            ArgCase((Arg(1, (*_IOCTLS, *_TERMINAL)),), ALLOW),
-            ArgCase((Arg(1, (_TIOCSCTTY,)), Arg(2, (0,), wide=True)), ALLOW),
-        )
-    }
-)
-"""Replaces verdicts of `POLICY` in a box whose commands may have a terminal."""
 
 
 # ── In a box that writes to folders of the host: a file that gives its owner's rights away would stay there ──
