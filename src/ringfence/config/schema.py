@@ -313,7 +313,7 @@ class SandboxSection(Shape):
     max_cpu_cores: Annotated[float, Field(gt=0, le=1024)] = 1.0
     max_memory_mb: Annotated[int, Field(ge=64, le=16_777_216), Mebibytes] = 256
     max_disk_mb: Annotated[int, Field(ge=64, le=16_777_216), Mebibytes] = 512
-    max_processes: Annotated[int, Field(ge=1, le=1_000_000)] = 64
+    max_processes: Annotated[int, Field(ge=1, le=1_000_000)] = 128
     max_output_mb: Annotated[int, Field(ge=1, le=1_000_000), Mebibytes] = 64
     capture_bytes: Annotated[int, Field(ge=0, le=64 * 1024 * 1024)] = 1_000_000
     accept_missing: list[Word] = []

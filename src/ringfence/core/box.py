@@ -43,7 +43,7 @@ class Limits:
     memory_bytes: int = 256 * MIB
     disk_bytes: int = 512 * MIB
     inodes: int = 65_536
-    processes: int = 64
+    processes: int = 128
     """Processes and threads together."""
     open_files: int = 1024
     """For each process."""

@@ -161,3 +161,18 @@ print("/workspace" in [each.mountpoint for each in psutil.disk_partitions(all=Tr
     report = await backend.run(spec)
     shown = [f"{MEMORY} 0.0 1 0.0", "True True False", "True"]
     assert report.stdout.text.splitlines() == shown, report.stderr.text
+
+
+THREADS = """
+import threading
+over = threading.Event()
+threads = [threading.Thread(target=over.wait) for _ in range(100)]
+for thread in threads: thread.start()
+over.set()
+print(len(threads))
+"""
+
+
+async def test_a_hundred_threads_work_at_the_default_limits(backend: ProcessBackend) -> None:
+    report = await backend.run(BoxSpec(Program("python", THREADS.encode())))
+    assert (report.stdout.text, report.limit) == ("100\n", None), report.stderr.text
