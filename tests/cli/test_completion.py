@@ -7,8 +7,9 @@ import subprocess
 
 import pytest
 
+from ringfence.cli.commands import every_command
 from ringfence.cli.completion import script
-from ringfence.cli.commands import VERBS, every_command
+from ringfence.cli.verbs import VERBS
 from tests import gateways
 
 

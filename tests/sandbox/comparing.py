@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.core.box import BoxReport, BoxSpec, Layout, Limits, Listening, Program
+from ringfence.core.box import BoxReport, BoxSpec, Layout, Limits, Program
 from ringfence.core.errors import Unavailable
 from ringfence.core.ports import Backend
 from ringfence.core.system import interpreter
@@ -38,8 +38,6 @@ class Honest:
     argv: tuple[str, ...] = ()
     inline: bool = False
     """`python -c SOURCE` rather than a file."""
-    listens: bool = False
-    """It waits for connections, which has to be said."""
 
     @property
     def code(self) -> bytes:
@@ -98,7 +96,7 @@ async def boxed(
     with tempfile.TemporaryDirectory() as output:
         name = "-c" if program.inline else "/workspace/prog.py"
         order = Program("python", program.code, program.argv, name, program.stdin)
-        spec = BoxSpec(order, limits, output=Path(output), layout=layout, listening=Listening(program.listens))
+        spec = BoxSpec(order, limits, output=Path(output), layout=layout)
         report = await backend.run(spec)
         code = report.exit_status if report.exit_status is not None else -(report.signal or 0)
         streams = [stream.head + stream.tail for stream in (report.stdout, report.stderr)]
@@ -128,6 +126,7 @@ def environment(place: str) -> dict[str, str]:
         "TMPDIR": f"{place}/tmp",
         "USER": "box",
         "LOGNAME": "box",
+        "TERM": "xterm-256color",
     }
 
 

@@ -270,8 +270,9 @@ class FakeCommand:
     def close_input(self) -> None:
         self._input_over.set()
 
-    def resize(self, columns: int, rows: int) -> None:
+    def resize(self, columns: int, rows: int) -> bool:
         self.size = (columns, rows)
+        return True
 
 
 class FakeBackend:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ringfence import AsyncSandbox, NotFound, Sandbox, TimedOut
+from ringfence import AsyncSandbox, NotFound, Refused, Sandbox, TimedOut
 from tests import tooling
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("state")]
@@ -101,6 +101,27 @@ def test_input_is_sent_and_ended(sandbox: Sandbox) -> None:
     job.send_stdin("b\n")
     job.send_stdin(b"a\n", eof=True)
     assert job.wait(timeout=120).stdout == "a\nb\n"
+
+
+def test_a_terminal_gets_another_size(sandbox: Sandbox) -> None:
+    watching = "trap 'stty size' WINCH; stty size; echo $TERM; while read line; do echo got $line; done"
+    job = sandbox.commands.run(watching, background=True, pty=(80, 24))
+
+    def shows(text: str) -> None:
+        until = time.monotonic() + tooling.PATIENCE
+        while text not in job.stdout and time.monotonic() < until:
+            time.sleep(0.01)
+        assert text in job.stdout
+
+    shows("24 80\r\nxterm-256color")
+    job.resize(100, 30)
+    job.send_stdin("\n")
+    shows("30 100")
+    job.kill()
+    plain = sandbox.commands.run("sleep 600", background=True)
+    with pytest.raises(Refused, match=r"has no terminal: start it with pty=\(columns, rows\)"):
+        plain.resize(100, 30)
+    plain.kill()
 
 
 def test_output_is_iterated_as_it_comes(sandbox: Sandbox) -> None:

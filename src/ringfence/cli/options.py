@@ -78,7 +78,7 @@ Allow = Annotated[
 ]
 Listen = Annotated[
     bool,
-    typer.Option("--listen", help="Let it listen for connections, which only programs in its own box can make."),
+    typer.Option("--listen", hidden=True, help="Needed no more: programs of a box may listen on its own loopback."),
 ]
 
 # ── The configuration, and output ─────────────────────────────────────────────────────────────────

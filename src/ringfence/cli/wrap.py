@@ -98,7 +98,7 @@ def wrap(
     settings = _settings(config_path, network)
     spec = common.run(_fetched, spec, settings)
     limits = _limits(memory, disk, pids)
-    wanted = WrapRequest(spec, network or "denied", program.places(allow or []), limits, listen)
+    wanted = WrapRequest(spec, network or "denied", program.places(allow or []), limits)
     raise typer.Exit(common.run(run_server, wanted, settings))
 
 
@@ -219,7 +219,6 @@ class WrapRequest:
     network: str = "denied"
     places: tuple[str, ...] = ()
     limits: dict[str, float | int] = field(default_factory=dict)
-    listens: bool = False
 
 
 async def run_server(wanted: WrapRequest, configured: Config) -> int:
@@ -227,7 +226,7 @@ async def run_server(wanted: WrapRequest, configured: Config) -> int:
     from ringfence.compose.runs import Runs  # noqa: PLC0415 - `--help` need not load it
     from ringfence.compose.servers import boxes_of  # noqa: PLC0415 - `--help` need not load it
 
-    server = replace(wanted.server, network=wanted.network, limits=wanted.limits, listens=wanted.listens)
+    server = replace(wanted.server, network=wanted.network, limits=wanted.limits)
     source = StdinPipe()
     started: list[BoxedServer] = []
     try:

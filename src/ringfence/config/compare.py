@@ -217,7 +217,6 @@ _SERVER: Mapping[str, Holds] = {
     "volumes": _within,
     "network": lambda _old, new: new == "denied",
     "secrets": _within,
-    "listens": lambda _old, new: not new,
 }
 
 

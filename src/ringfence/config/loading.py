@@ -158,7 +158,6 @@ def _server(draft: Draft, name: str, shape: schema.ServerEntry) -> ServerSpec:
         volumes=tuple(ServerVolume(each.name, posixpath.normpath(each.at)) for each in shape.volumes),
         network=shape.network,
         limits=checks.server_limits(shape.limits),
-        listens=shape.listen == "allowed",
     )
 
 

@@ -127,7 +127,7 @@ class ServerEntry(Shape):
     env: dict[Variable, str] = {}
     cwd: Text | None = None
     packages: PackagesSection | None = None
-    listen: Literal["denied", "allowed"] = "denied"
+    listen: Literal["denied", "allowed"] = "denied"  # taken, and without effect: no port of a server is shown
     start_timeout_seconds: Annotated[float, Field(gt=0, le=600)] = 30.0
     meant: ClassVar[dict[str, str]] = {"args": "command", "timeout_seconds": "start_timeout_seconds"}
 
@@ -319,7 +319,7 @@ class SandboxSection(Shape):
     max_cpu_cores: Annotated[float, Field(gt=0, le=1024)] = 1.0
     max_memory_mb: Annotated[int, Field(ge=64, le=16_777_216), Mebibytes] = 256
     max_disk_mb: Annotated[int, Field(ge=64, le=16_777_216), Mebibytes] = 512
-    max_processes: Annotated[int, Field(ge=1, le=1_000_000)] = 64
+    max_processes: Annotated[int, Field(ge=1, le=1_000_000)] = 128
     max_output_mb: Annotated[int, Field(ge=1, le=1_000_000), Mebibytes] = 64
     capture_bytes: Annotated[int, Field(ge=0, le=64 * 1024 * 1024)] = 1_000_000
     accept_missing: list[Word] = []

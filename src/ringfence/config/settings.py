@@ -47,7 +47,7 @@ class SandboxSettings:
     max_cpu_cores: float = 1.0
     max_memory_mb: int = 256
     max_disk_mb: int = 512
-    max_processes: int = 64
+    max_processes: int = 128
     max_output_mb: int = 64
     capture_bytes: int = 1_000_000
     accept_missing: tuple[str, ...] = ()

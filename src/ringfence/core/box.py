@@ -45,7 +45,7 @@ class Limits:
     memory_bytes: int = 256 * MIB
     disk_bytes: int = 512 * MIB
     inodes: int = 65_536
-    processes: int = 64
+    processes: int = 128
     """Processes and threads together."""
     open_files: int = 1024
     """For each process."""
@@ -131,9 +131,9 @@ NO_OUTSIDE = Outside()
 
 @plain
 class Listening:
-    """Whether programs of a box may wait for connections over TCP; from outside, only through ports that are shown.
+    """Whether ports that programs of a box listen on can be shown outside of it.
 
-    Sockets that are files need no permission: they are for programs of one box alone.
+    To listen needs no permission: the network of a box is its own, and leads nowhere.
     """
 
     allowed: bool = False

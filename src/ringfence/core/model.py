@@ -455,8 +455,6 @@ class ServerSpec:
     """The limits of its box that are not the usual ones, by the names of `box.Limits`."""
     secrets: tuple[str, ...] = ()
     packages: PackageSpec | None = None
-    listens: bool = False
-    """Whether it may wait for connections, which only programs of its own box can make."""
 
     @property
     def keeps_nothing(self) -> bool:

@@ -105,7 +105,7 @@ _CALLER = {
     "retain_none": ("The session was opened to keep nothing.", "Open one with `retain: output`."),
     "quota": ("A quota is used up.", "Remove some, wait for the next day, or ask the operator for more."),
     "listen_denied": (
-        "The contract or the session allows no listening ports.",
+        "The contract or the session lets no port be shown outside of the box.",
         "Open it with `listen`, if the contract allows.",
     ),
     "too_many_ports": ("The session shows as many ports as it may.", "Close some."),

@@ -365,7 +365,9 @@ class StartedCommand(Protocol):
 
     def close_input(self) -> None: ...
 
-    def resize(self, columns: int, rows: int) -> None: ...
+    def resize(self, columns: int, rows: int) -> bool:
+        """Give its terminal another size. False where it has none."""
+        ...
 
 
 class StayingBox(Protocol):

@@ -125,8 +125,6 @@ class Case:
     """What the harness's resolver answers, beside what it always does."""
     control: Control = Control()
     layout: Layout = "shared"
-    listening: bool = False
-    """Its box lets programs wait for connections."""
     programs: Programs | None = None
     """Its box has no others."""
     command: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ from textwrap import dedent
 import anyio
 from anyio import CapacityLimiter, to_thread
 
-from ringfence.core.box import BoxReport, BoxSpec, Captured, Input, Listening, Program, Stream
+from ringfence.core.box import BoxReport, BoxSpec, Captured, Input, Program, Stream
 from ringfence.core.errors import RingfenceError, Unavailable
 from ringfence.core.model import Json
 from ringfence.core.ports import Backend
@@ -290,7 +290,6 @@ class _Attempt:
             mounts=props.mounts,
             layout=case.layout,
             network=None if outside is None else outside.serve(case.network),
-            listening=Listening(case.listening),
             programs=case.programs,
         )
 

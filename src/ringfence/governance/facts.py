@@ -300,6 +300,7 @@ def explanation(ending: Ending, changed: Effect | None = None) -> str:
     changed = changed or _effect(ending)
     parts = (
         _what_happened(ending),
+        _raising(ending),
         _programs(ending),
         _refused_calls(ending),
         _network(ending),
@@ -377,6 +378,20 @@ def _in_a_box(ending: Ending, ran: Ran) -> str:
             return f"killed for using more than {limit_words(report.limit or report.ended, ran.limits)} after {took}"
         case "infra":
             return f"the box itself failed after {took}"
+
+
+_MORE = {
+    "memory": "`--memory`, `limits=` or `max_memory_mb`",
+    "pids": "`--pids`, `limits=` or `max_processes`",
+    "disk": "`--disk`, `limits=` or `max_disk_mb`",
+}
+"""What raises a limit: on the command line, in Python, in a configuration."""
+
+
+def _raising(ending: Ending) -> str:
+    """The error of a library that cannot have a thread or some memory names no limit."""
+    how = _MORE.get(ending.ran.report.limit or "") if ending.ran is not None else None
+    return f"more is given by {how}" if how else ""
 
 
 def _programs(ending: Ending) -> str:

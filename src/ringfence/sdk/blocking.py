@@ -266,6 +266,10 @@ class CommandHandle(_Blocking[AsyncCommandHandle]):
         """Write to its stdin; `eof` closes it afterwards."""
         engine.waited(self._inner.send_stdin, data, eof=eof)
 
+    def resize(self, columns: int, rows: int) -> None:
+        """Give its terminal another size; what runs in front is told. Raises Refused if it has none (`pty`)."""
+        engine.waited(self._inner.resize, columns, rows)
+
 
 class Files(_Blocking[AsyncFiles]):
     """The files of a sandbox. They can be used while it is paused."""

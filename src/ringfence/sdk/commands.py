@@ -219,6 +219,10 @@ class AsyncCommandHandle:
         arguments = given(process=self.pid, data=digest(data), eof=eof or None)
         await self._client.work("send_input", arguments, Attached(data=data))
 
+    async def resize(self, columns: int, rows: int) -> None:
+        """Give its terminal another size; what runs in front is told. Raises Refused if it has none (`pty`)."""
+        await self._client.work("send_input", {"process": self.pid, "pty": [columns, rows]})
+
     def _place(self) -> Json:
         return {"process": self.pid, "stdout_at": self._at["stdout"], "stderr_at": self._at["stderr"]}
 

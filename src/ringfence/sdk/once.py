@@ -50,7 +50,7 @@ class OnceOptions(TypedDict, total=False):
     network: Network
     """What it may reach: HOST[:PORT], `*.suffix`, addresses; or the name of one of your networks. Default: nothing."""
     listen: Listen
-    """Whether its programs may listen for connections, which only others in its box can make. Default: no."""
+    """Taken, and of no effect: programs may listen on the loopback of their own box."""
     secrets: Sequence[str]
     """Names under `secrets:` of your configuration: the program finds a placeholder for each in its environment."""
     packages: Sequence[str]

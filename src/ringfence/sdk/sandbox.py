@@ -76,7 +76,7 @@ class SandboxOptions(ConnectOptions, total=False):
     network: Network
     """What it may reach: HOST[:PORT], `*.suffix`, addresses; or the name of one of your networks. Default: nothing."""
     listen: Listen
-    """Whether programs in it may listen for connections. If ports are named, `get_host` can show only those."""
+    """Whether `get_host` can show ports that programs in it listen on. If ports are named, only those."""
     packages: Sequence[str]
     """Packages of your index, `name` or `name==1.2`: installed once, in a box of their own, and ready to import."""
     allow_packages: Sequence[str]

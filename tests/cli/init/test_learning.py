@@ -91,7 +91,6 @@ def test_options_that_do_not_fit(path: Path) -> None:
         ),
         ("--allow HOST", []),
         ("--memory 1024", [ServerGrant("limit", "memory_mb", "1024")]),
-        ("--listen", [ServerGrant("listen", "allowed")]),
         ("", []),
     ],
 )

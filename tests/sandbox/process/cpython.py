@@ -5,7 +5,6 @@ The promises are explained in docs/compatibility.md under the same names.
 
 from __future__ import annotations
 
-TERMINALS = "No terminals"
 READ_ONLY = "A read-only interpreter"
 SOCKETS = "Few kinds of sockets"
 INTERFACES = "No view of network interfaces"
@@ -13,7 +12,7 @@ CORES = "Cores are a limit"
 LENGTH = "Files no longer than the disk"
 MEMFD = "No memory that nobody counts"
 WARM = "An interpreter that runs already"
-PROMISES = (TERMINALS, READ_ONLY, SOCKETS, INTERFACES, CORES, LENGTH, MEMFD, WARM)
+PROMISES = (READ_ONLY, SOCKETS, INTERFACES, CORES, LENGTH, MEMFD, WARM)
 
 HANDFUL = """
     test_asyncio.test_streams test_fcntl test_fork1 test_locale test_mmap test_popen test_posix test_pty test_shutil
@@ -46,26 +45,19 @@ MODULES = """
 """All of them; they take an hour."""
 
 DIFFERENCES = {
-    "test_asyncio": {"test_events.*EventLoopTests.test_*_pty*": TERMINALS},
     "test_bdb": {"*": READ_ONLY},
-    "test_builtin": {"PtyTests.*": TERMINALS, "TestBreakpoint.test_envar_*": WARM},
-    "test_cmd": {"CmdTestReadline.*": TERMINALS},
+    "test_builtin": {"TestBreakpoint.test_envar_*": WARM},
     "test_doctest": {"*TestDocTestFinder.test_empty_namespace_package": READ_ONLY},
     "test_import": {"*": READ_ONLY},
     "test_importlib": {"test_threaded_import.ThreadedImportTests.*": READ_ONLY},
     "test_largefile": {"*": LENGTH},
     "test_mmap": {"LargeMmapTests.*": LENGTH},
-    "test_openpty": {"*": TERMINALS},
     "test_os": {
         "CPUCountTests.*affinity": CORES,
-        "PseudoterminalTests.*": TERMINALS,
-        "FDInheritanceTests.test_openpty": TERMINALS,
         "MemfdCreateTests.*": MEMFD,
     },
-    "test_pdb": {"PdbTestReadline.*": TERMINALS},
     "test_pickle": {"*.test_unpickle_module_race": READ_ONLY},
     "test_posix": {"PosixTester.test_sched_setaffinity": CORES},
-    "test_pty": {"*": TERMINALS},
     "test_resource": {"ResourceTest.test_fsize_ismax": LENGTH},
     "test_runpy": {"RunModuleTestCase.*": READ_ONLY},
     "test_site": {"HelperFunctionsTests.test_s_option": WARM},
@@ -75,7 +67,6 @@ DIFFERENCES = {
         "GeneralModuleTests.*scopeid_symbolic": INTERFACES,
     },
     "test_traceback": {"*SuggestionFormattingTests.test_import_from_*": READ_ONLY},
-    "test_tty": {"*": TERMINALS},
     "test_uuid": {"*.test_ifconfig_getnode": INTERFACES, "*.test_ip_getnode": INTERFACES},
 }
 """Of each module the tests that may end otherwise, without the module's own name."""

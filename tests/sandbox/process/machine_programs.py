@@ -26,7 +26,6 @@ NETWORK = (
             print([found[4] for found in await loop.getaddrinfo("127.0.0.1", 80, type=1)])
         asyncio.run(main())
         """,
-        listens=True,
     ),
     Honest(
         "http",
@@ -41,7 +40,6 @@ NETWORK = (
         print(urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/there").read())
         server.shutdown()
         """,
-        listens=True,
     ),
     Honest(
         "sockets",
@@ -66,7 +64,6 @@ NETWORK = (
         try: socket.create_connection(("127.0.0.1", 1))
         except ConnectionRefusedError as exc: print(exc)
         """,
-        listens=True,
     ),
     Honest(
         "waiting",

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.core.box import MIB, BoxSpec, Limits, Listening, Program
+from ringfence.core.box import MIB, BoxSpec, Limits, Program
 from ringfence.sandbox.process.backend import ProcessBackend
 from tests import tooling
 from tests.sandbox import comparing
@@ -75,7 +75,7 @@ def bare(module: str) -> Outcomes:
 async def boxed(backend: ProcessBackend, module: str) -> Outcomes:
     with tempfile.TemporaryDirectory() as output:
         program = Program("python", DRIVER, (module,), "/workspace/prog.py")
-        report = await backend.run(BoxSpec(program, LIMITS, output=Path(output), listening=Listening(True)))
+        report = await backend.run(BoxSpec(program, LIMITS, output=Path(output)))
         assert report.ended == "exited", report
         return outcomes(Path(output, "results"))
 

@@ -89,7 +89,9 @@ async def look(backend: ProcessBackend, root: Path, canary: Path, **more: Any) -
 def is_a_box_of_ours(told: dict[str, Any]) -> None:
     """Whatever the image is."""
     assert told["etc"] == WRITTEN
-    assert set(told["dev"]) == {*DEVICES, "fd", "shm", "stdin", "stdout", "stderr"} and told["null"] == ""
+    assert (
+        set(told["dev"]) == {*DEVICES, "fd", "ptmx", "pts", "shm", "stdin", "stdout", "stderr"} and told["null"] == ""
+    )
     assert told["proc"].startswith("python3") and told["processes"] == ["2"]
     assert (told["own"], told["tmp"], told["kept"], told["cwd"]) == (1, 1, True, "/workspace")
     assert told["ids"] == [1000] * 6 and told["host"] == "box"
@@ -102,7 +104,7 @@ def is_a_box_of_ours(told: dict[str, Any]) -> None:
 async def test_it_sees_the_image_and_nothing_of_the_host(backend: ProcessBackend, root: Path, canary: Path) -> None:
     is_a_box_of_ours(await look(backend, root, canary))
     there = await command(backend, root, "ls", "/", "/usr/bin", "/etc")
-    tops = {entry.name for entry in root.iterdir()} | {"etc", "dev", "proc", "workspace", "run", "var", "tmp"}
+    tops = {entry.name for entry in root.iterdir()} | {"etc", "dev", "proc", "workspace", "run", "sys", "var", "tmp"}
     shown = there.stdout.text.split("\n\n")
     assert set(shown[0].splitlines()) == {"/:", *tops}
     assert "gcc" not in shown[2].split() and "python3" in shown[2].split()
@@ -117,7 +119,7 @@ async def test_it_sees_the_image_and_nothing_of_the_host(backend: ProcessBackend
 async def test_its_environment_is_of_ours_and_names_no_place_of_the_host(backend: ProcessBackend, root: Path) -> None:
     report = await command(backend, root, "env", env={"OWN": "1"})
     told = dict(line.split("=", 1) for line in report.stdout.text.splitlines())
-    assert set(told) - {"LC_CTYPE"} == {"HOME", "LANG", "LOGNAME", "OWN", "PATH", "TMPDIR", "USER"}
+    assert set(told) - {"LC_CTYPE"} == {"HOME", "LANG", "LOGNAME", "OWN", "PATH", "TERM", "TMPDIR", "USER"}
     assert sys.base_prefix not in told["PATH"].replace("/usr/", "/")
 
 

@@ -18,6 +18,7 @@ from ringfence.sandbox.process import backend as backends
 from ringfence.sandbox.process import selftest
 from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.process.host import capabilities
+from ringfence.sandbox.process.zygote.template import DEVICES
 
 pytestmark = pytest.mark.anyio
 
@@ -99,12 +100,16 @@ ANSWERS: dict[str, Any] = {
 32 31 8:1 /usr /usr ro,nosuid,nodev - ext4 /dev/vda rw
 33 31 0:41 / /workspace rw,nosuid,nodev - tmpfs workspace rw
 34 31 0:42 / /proc rw,nosuid,nodev,noexec - proc proc rw
+35 34 0:43 /meminfo-1 /proc/meminfo ro,nosuid,nodev,noexec - tmpfs zygote rw
+36 34 0:42 /uptime /proc/uptime rw,nosuid,nodev,noexec - proc proc rw
+37 34 0:42 /1/mounts /proc/mounts rw,nosuid,nodev,noexec - proc proc rw
+38 31 0:44 / /dev/pts rw,nosuid,noexec - devpts devpts rw
 """,
     "root": 1,
     "input": 1,
     "size": Limits().disk_bytes,
     "inodes": Limits().inodes,
-    "dev": ["fd", "full", "null", "random", "shm", "stderr", "stdin", "stdout", "urandom", "zero"],
+    "dev": [*DEVICES, "fd", "ptmx", "pts", "shm", "stderr", "stdin", "stdout"],
     "proc": ["1", "2", "self", "thread-self"],
     "name": "box",
     "session": True,

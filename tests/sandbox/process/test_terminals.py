@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import errno
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -17,6 +18,7 @@ from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.process.command import RunningCommand
 from ringfence.sandbox.process.live import LiveBox
 from ringfence.sandbox.process.watch import descendants
+from ringfence.sandbox.process.zygote import confine
 from tests import tooling
 
 pytestmark = pytest.mark.anyio
@@ -176,8 +178,82 @@ async def test_one_that_controls_another_is_not_to_be_taken(box: LiveBox) -> Non
 
 
 async def test_who_was_given_none_has_none(box: LiveBox, backend: ProcessBackend) -> None:
-    source = f"{_ASK}\nprint([terminal, *(os.path.exists(each) for each in ('/dev/tty', '/dev/pts', '/dev/ptmx'))])"
+    source = f"{_ASK}\ntry: os.open('/dev/tty', os.O_RDWR)\nexcept OSError as exc: print([terminal, exc.errno])"
     inside = await (await box.command(Command(("python3", "-c", source)), lambda *_: None)).over()
-    assert ast.literal_eval(inside.stdout.text) == [0, False, False, False]
+    assert ast.literal_eval(inside.stdout.text) == [0, errno.ENXIO]
     alone = await backend.run(BoxSpec(Program("command", argv=("python3", "-c", source))))
-    assert ast.literal_eval(alone.stdout.text) == [0, False, False, False]
+    assert ast.literal_eval(alone.stdout.text) == [0, errno.ENXIO]
+
+
+_OWN = """
+import os, pty, sys, termios
+pid, ours = pty.fork()
+if pid == 0:
+    os.write(os.open("/dev/tty", os.O_RDWR), f"{os.ttyname(0)} {os.environ['TERM']}".encode())
+    os._exit(0)
+print(os.read(ours, 100).decode(), os.waitpid(pid, 0)[1], sorted(os.listdir("/dev/pts")))
+master, slave = os.openpty()
+termios.tcsetwinsize(slave, (30, 100))
+os.write(master, b"typed\\n")
+print(os.read(slave, 10), termios.tcgetwinsize(master), os.get_terminal_size(slave).columns, os.isatty(0))
+held = []
+try:
+    while True: held.append(os.openpty())
+except OSError as exc:
+    print(exc.strerror, 2 + len(held))
+"""
+
+
+@pytest.mark.parametrize("where", ["a run", "a session", "a new interpreter"])
+async def test_programs_make_terminals_of_their_own(box: LiveBox, backend: ProcessBackend, where: str) -> None:
+    if where == "a run":
+        report = await backend.run(BoxSpec(Program("python", _OWN.encode())))
+    else:
+        command = (
+            Command(("python3", "-c", _OWN)) if where == "a new interpreter" else Command((), source=_OWN.encode())
+        )
+        report = await (await box.command(command, lambda *_: None)).over()
+    assert report.stdout.text.splitlines() == [
+        "/dev/pts/0 xterm-256color 0 ['0', 'ptmx']",
+        "b'typed\\n' (30, 100) 100 False",
+        f"No space left on device {confine.TERMINALS}",
+    ], report.stderr.text
+    assert not report.denials
+
+
+async def test_one_box_sees_no_terminal_of_another(box: LiveBox, backend: ProcessBackend) -> None:
+    holding = "import os, time; print(os.ttyname(os.openpty()[1]), flush=True); time.sleep(600)"
+    screen = Screen()
+    running = await box.command(Command(("python3", "-c", holding)), screen.tell)
+    await screen.expect("/dev/pts/0")
+    report = await backend.run(BoxSpec(Program("command", argv=("ls", "/dev/pts"))))
+    assert report.stdout.text == "ptmx\n"
+    running.signal(9)
+    await running.over()
+
+
+async def test_script_records_what_runs_in_a_terminal(backend: ProcessBackend) -> None:
+    if shutil.which("script") is None:
+        pytest.skip("there is no script")
+    report = await backend.run(BoxSpec(Program("command", argv=("script", "-qc", "tty; tput cols", "/dev/null"))))
+    assert report.stdout.text.split()[0] == "/dev/pts/0", report.stderr.text
+
+
+async def test_pexpect_talks_to_a_program_through_a_terminal(backend: ProcessBackend) -> None:
+    pexpect = pytest.importorskip("pexpect")
+    source = """
+import pexpect
+child = pexpect.spawn("/bin/sh", ["-i"], env={"PS1": "ready> "}, dimensions=(30, 100), encoding="utf-8")
+child.expect("ready> ")
+child.sendline("stty size; echo $((6 * 7))")
+child.expect("30 100\\r\\n42\\r\\n")
+child.setwinsize(10, 20)
+child.sendline("stty size; exit 3")
+child.expect("10 20")
+child.expect(pexpect.EOF)
+child.close()
+print(child.exitstatus)
+"""
+    packages = (Path(pexpect.__file__).parents[1],)
+    report = await backend.run(BoxSpec(Program("python", source.encode()), packages=packages))
+    assert report.stdout.text == "3\n", report.stderr.text

@@ -44,11 +44,21 @@ def test_connections_in_which_something_waits_count_whole_where_they_could_be_to
             if number % 2:
                 each.send(b"x")
         least = 10 * uncounted._STREAM_BYTES
-        assert uncounted.streams(SELF, 0) >= least
+        assert uncounted.streams(SELF, 4 << 20) >= least
         assert uncounted.streams(SELF, 1 << 40) == 0
     finally:
         for each in held:
             each.close()
+
+
+def test_connections_that_nobody_accepts_count_without_a_descriptor() -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(256)
+        for _ in range(200):
+            socket.create_connection(server.getsockname()).close()
+        least = 200 * uncounted._SOCKET_BYTES
+        assert uncounted.streams(SELF, least - 1) >= least
 
 
 def test_few_locks_count_for_nothing_and_many_for_what_they_take(tmp_path: Path) -> None:

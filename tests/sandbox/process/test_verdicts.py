@@ -9,7 +9,7 @@ from ringfence.sandbox.process.seccomp import verdicts
 from ringfence.sandbox.process.seccomp.syscalls import NUMBERS
 from ringfence.sandbox.process.seccomp.verdicts import ALLOW, ENOSYS, NOTIFY, POLICY, ArgRule
 
-GROUPS = (verdicts._ALLOWED, verdicts._WEIGHED, verdicts._NOTABLE, verdicts._ABSENT)
+GROUPS = (verdicts._ALLOWED, verdicts._NOTABLE, verdicts._ABSENT)
 
 
 def test_every_known_call_has_exactly_one_verdict() -> None:

@@ -38,12 +38,6 @@ def test_a_path_that_is_there_outside(text: str, tmp_path: Path) -> None:
     assert diagnose(ENDED, text.format(path=tmp_path / "absent")) == (), "what is nowhere cannot be granted"
 
 
-def test_who_was_not_let_listen() -> None:
-    report = BoxReport("exited", 1, denials={"listen": 1})
-    (want,) = diagnose(report, "Error: listen EACCES: permission denied 127.0.0.1:80")
-    assert (want.kind, want.line, want.option) == ("listen", "listen: allowed", "--listen")
-
-
 @pytest.mark.parametrize("text", REFUSED)
 def test_a_folder_to_write_to(text: str, tmp_path: Path) -> None:
     (want,) = diagnose(ENDED, text.format(path=tmp_path / "new.db"))

@@ -87,8 +87,8 @@ def said(tool: str, **keys: Any) -> str:
 
 @pytest.mark.parametrize("tool", ["execute_python", "run_shell", "open_session"])
 def test_a_description_states_who_may_listen(tool: str) -> None:
-    assert "Listening: no program may listen for TCP connections." in said(tool)
-    assert "programs may listen, and only those of the same box can connect" in said(tool, listen="allowed")
+    assert "Listening: on the box's own loopback." in said(tool)
+    assert "ports can be shown on this machine's, to its owner alone" in said(tool, listen="allowed")
     assert "to its owner alone, can be: web (port 8000)" in said(tool, listen={"web": 8000})
 
 

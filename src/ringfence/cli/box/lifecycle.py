@@ -33,7 +33,7 @@ _Snapshot = typer.Option(None, "--snapshot", metavar="REF", help="Start with the
 _Volumes = typer.Option(
     None, "--volume", metavar="NAME:AT[:ro]", help="A durable folder, beneath /workspace. May be repeated."
 )
-_Listen = typer.Option(False, "--listen", help="Let programs in it listen for connections; see `box expose`.")
+_Listen = typer.Option(False, "--listen", help="Let ports of its programs be shown; see `box expose`.")
 _Ports = typer.Option(
     None, "--port", metavar="NAME=PORT", help="Likewise, and `expose` can show only these ports. May be repeated."
 )

@@ -172,7 +172,7 @@ def _why(look: ServerInspection) -> str:
 class ServerGrant:
     """One thing that a server may be given. Its text is what `--grant` takes."""
 
-    kind: Literal["mount", "allow", "listen", "limit"]
+    kind: Literal["mount", "allow", "limit"]
     what: str
     value: str = ""
 
@@ -186,8 +186,6 @@ def grants_of(want: MissingGrant) -> list[ServerGrant]:
     if want.option.startswith("--mount "):
         path, _, mode = want.option.removeprefix("--mount ").rpartition(":")
         return [ServerGrant("mount", path[: len(path) // 2], mode)]
-    if words[0] == "--listen":
-        return [ServerGrant("listen", "allowed")]
     if words[0] in _LIMITS:
         return [ServerGrant("limit", _LIMITS[words[0]], words[1])]
     hosts = [word for word in words if not word.startswith("--") and "." in word]
@@ -223,8 +221,6 @@ def _give(top: Any, entry: Any, server: str, grant: ServerGrant) -> None:
             mounts.append(_flow({"host": grant.what, "at": grant.what, "mode": grant.value}))
         elif grant.value == "rw":
             same["mode"] = "rw"
-    elif grant.kind == "listen":
-        entry["listen"] = grant.what
     elif grant.kind == "limit":
         entry.setdefault("limits", _flow({}))[grant.what] = int(grant.value)
     else:
@@ -258,8 +254,6 @@ def grant_text(grant: ServerGrant) -> str:
     if grant.kind == "mount":
         access = "read and write" if grant.value == "rw" else "read"
         return f"{access} {grant.what}"
-    if grant.kind == "listen":
-        return "listen for connections within its box"
     if grant.kind == "allow":
         return f"reach {grant.what}"
     return f"use more: {writing.flow({grant.what: int(grant.value)})}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ringfence.doctor.case import Case, Control
-from ringfence.doctor.judging import answered
+from ringfence.doctor.judging import answered, refused
 
 CASES = (
     Case(
@@ -29,10 +29,10 @@ CASES = (
     Case(
         "D03",
         "find any other character device",
-        "null, zero, full, random, urandom and no more",
+        "null, zero, full, random, urandom, tty and no more",
         """
         import stat
-        known = ("null", "zero", "full", "random", "urandom")
+        known = ("null", "zero", "full", "random", "urandom", "tty")
         found = [name for name in os.listdir("/dev")
                  if name not in known and stat.S_ISCHR(os.lstat(f"/dev/{name}").st_mode)]
         say(bool(found), ", ".join(found[:6]) or "none")
@@ -53,15 +53,56 @@ CASES = (
     ),
     Case(
         "D05",
-        "find a terminal",
-        "absent",
-        "there('/dev/tty', '/dev/console', '/dev/ptmx', '/dev/pts', '/dev/tty0', '/dev/ttyS0')",
+        "find a console, or a terminal of the host",
+        "absent: the box's terminals are its own, and it has none yet",
+        """
+        names = ["/dev/console", "/dev/tty0", "/dev/tty1", "/dev/ttyS0", "/dev/hvc0"]
+        names += [f"/dev/pts/{number}" for number in range(16)]
+        there(*names)
+        """,
+        control=Control(features=frozenset({"terminal"})),
     ),
     Case(
         "D06",
-        "make a terminal",
-        "no terminal can be made",
-        "attempt(lambda: os.close(os.openpty()[0]))",
+        "see a terminal of another box, and open it",
+        "ENOENT: each box has terminals of its own",
+        """
+        def reach():
+            name = given["neighbour"]["name"]
+            try:
+                os.close(os.open(name, os.O_RDWR | os.O_NOCTTY))
+            except PermissionError:
+                return f"sees {name}"
+        attempt(reach)
+        """,
+        beside="held = os.openpty()\nready(name=os.ttyname(held[1]))",
+    ),
+    Case(
+        "D10",
+        "take all terminals of the machine, of which the kernel has only so many",
+        "ENOSPC after 32",
+        """
+        held = []
+        try:
+            while len(held) < 200:
+                held.append(os.openpty())
+        except OSError as exc:
+            say(len(held) > 64, f"{word(exc)} after {len(held)}")
+        else:
+            say(True, f"{len(held)} terminals")
+        """,
+        owed=(answered("ENOSPC after 32"),),
+    ),
+    Case(
+        "D11",
+        "have another driver of the kernel serve a terminal of one's own",
+        "EPERM",
+        """
+        import fcntl
+        own = os.openpty()[1]
+        attempt(lambda: fcntl.ioctl(own, 0x5423, struct.pack("i", 27)) and None)  # TIOCSETD: to N_NULL
+        """,
+        owed=(answered("EPERM"), refused("ioctl")),
     ),
     Case(
         "D07",

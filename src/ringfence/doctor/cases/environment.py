@@ -20,6 +20,26 @@ def _host_name(trial: Trial) -> str | None:
     return f"it is called {name}, as the host is" if name == socket.gethostname() else claimed(trial)
 
 
+def _host_sizes(trial: Trial) -> str | None:
+    """What files of the system say in the box is what they say here."""
+    told = (trial.claim or {}).get("told", {})
+    for name, text in told.items():
+        try:
+            with open(f"/proc/{name}") as file:
+                ours = file.read()
+        except OSError:
+            continue
+        if name == "meminfo":
+            text, ours = text.partition("\n")[0], ours.partition("\n")[0]
+        if text == ours or name in _HOSTS_ALONE:
+            return f"/proc/{name} is the host's"
+    return claimed(trial)
+
+
+_HOSTS_ALONE = ("cmdline", "diskstats", "interrupts", "modules", "net/dev", "sys/kernel/random/boot_id", "vmstat")
+"""Files that a box cannot have of its own."""
+
+
 def _same_twice(trial: Trial) -> str | None:
     """Two boxes, one after the other, came to the same value."""
     first = (trial.claim or {}).get("detail")
@@ -150,6 +170,21 @@ CASES = (
         "say(False, os.uname().nodename)",
         _host_name,
         control=_SHARED["uts"],
+    ),
+    Case(
+        "X17",
+        "learn from /proc how large and how busy the host is, and how it was started",
+        "sizes are the limits of the box; the rest is absent",
+        f"""
+        told = {{}}
+        for name in ("meminfo", "version", "stat", *{_HOSTS_ALONE!r}):
+            try:
+                told[name] = open(f"/proc/{{name}}").read()[:4000]
+            except OSError:
+                pass
+        say(False, ", ".join(told) or "nothing", told=told)
+        """,
+        _host_sizes,
     ),
     Case(
         "X06",

@@ -415,6 +415,35 @@ say(holding == 8, f"{holding} of 8 processes held {share * each} locks each")
 """,
     ),
     _bomb(
+        "G29",
+        "fill the kernel's memory with connections that nobody accepts, which have no descriptor",
+        """
+import socket
+share = want // 2000 // 8
+def fill(worker):
+    held, made = [], 0
+    for _ in range(40):
+        server = socket.socket()
+        server.bind(("127.0.0.1", 0))
+        server.listen(1 << 16)
+        held.append(server)
+        try:
+            for _ in range(4000):
+                with socket.socket() as client:
+                    client.setblocking(False)
+                    client.connect_ex(server.getsockname())
+                    made += client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
+                if made >= share:
+                    return held
+        except OSError as exc:
+            if exc.errno != errno.EADDRNOTAVAIL:
+                raise
+    return held
+holding, codes = in_processes(8, fill)
+say(holding == 8, f"{holding} of 8 processes held {share} connections each")
+""",
+    ),
+    _bomb(
         "G19",
         "fill memory that grows downwards, as a stack does",
         """

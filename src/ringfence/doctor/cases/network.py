@@ -156,7 +156,6 @@ except OSError as exc:
         seen("knocked", "the host got into the box"),
         observe=_knock,
         control=_SHARED,
-        listening=True,
     ),
     Case(
         "N11",

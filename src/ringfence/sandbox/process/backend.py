@@ -409,8 +409,6 @@ class ProcessBackend:
         if not self._counts("memory"):
             left_out.add("memfd")  # nothing else would see it
         baseline = Baseline(spec.tenant, spec.template, preload, trees, tuple(sorted(left_out)), packages)
-        if spec.listening.allowed:
-            baseline = replace(baseline, listens=True)
         if spec.installs:
             baseline = replace(baseline, installs=True)
         if spec.root is not None:
@@ -438,9 +436,9 @@ class ProcessBackend:
 
     def _shape(self, limits: Limits) -> Shape:
         cores: list[int] = []
+        every = sorted(os.sched_getaffinity(0))
+        wanted = max(1, math.ceil(limits.cpu_cores))
         if not self._counts("cpu"):
-            every = sorted(os.sched_getaffinity(0))
-            wanted = max(1, math.ceil(limits.cpu_cores))
             cores = [every[(self._made + n) % len(every)] for n in range(wanted)] if wanted < len(every) else []
         open_files, sends = capabilities.descriptors(limits.open_files)
         return {
@@ -454,6 +452,8 @@ class ProcessBackend:
             "cpu_seconds": kernel_cpu_seconds(limits),
             "data_bytes": 0 if self._counts("memory") else 2 * limits.memory_bytes,
             "cores": cores,
+            "memory_bytes": limits.memory_bytes,
+            "processors": min(wanted, len(every)),
         }
 
     def _means(self) -> Json:

@@ -41,8 +41,6 @@ class Baseline:
     """Its boxes stay; what runs cell after cell in them is loaded."""
     mounts: tuple[mounting.Placed, ...] = ()
     """What its boxes see of the host besides, where they see it, and whether they may write to it."""
-    listens: bool = False
-    """Programs in its boxes may wait for connections."""
     installs: bool = False
     """Programs in its boxes may install packages, and Python looks for those."""
     programs: Choice | None = None
@@ -82,7 +80,7 @@ def configuration(baseline: Baseline, *, own_ids: bool) -> dict[str, Any]:
         "image": [] if image is None else [image.words],
         "env": {
             **{"PATH": path, "HOME": "/workspace", "TMPDIR": "/workspace/tmp"},
-            **{"LANG": "C.UTF-8", "USER": "box", "LOGNAME": "box"},
+            **{"LANG": "C.UTF-8", "USER": "box", "LOGNAME": "box", "TERM": "xterm-256color"},
         },
     }
 
@@ -90,6 +88,6 @@ def configuration(baseline: Baseline, *, own_ids: bool) -> dict[str, Any]:
 def call_filter(baseline: Baseline) -> bytes:
     # What is in memory alone could be executed, whatever is mounted how.
     memfd = "memfd" not in baseline.without and (baseline.programs is None or "noexec" in baseline.without)
-    which: filter.Which = {"memfd": memfd, "marks": not baseline.writes, "listens": baseline.listens}
-    which["terminals"], which["counted"] = baseline.stays, "memfd" not in baseline.without
+    which: filter.Which = {"memfd": memfd, "marks": not baseline.writes}
+    which["counted"] = "memfd" not in baseline.without
     return filter.compile_filter(os.uname().machine, **which)

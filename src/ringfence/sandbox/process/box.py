@@ -165,8 +165,7 @@ def received(channel: socket.socket, hub: Hub) -> Iterator[tuple[bytes, list[int
 class BoxMember:
     """A process in a box that stays, from its fork until it is reaped."""
 
-    def __init__(self, number: int, hub: Hub, account: Account | None = None, owner: int | None = None) -> None:
-        """`owner` is the user id of its box on the host, where that is not our own."""
+    def __init__(self, number: int, hub: Hub, account: Account | None = None) -> None:
         loop = asyncio.get_running_loop()
         self.number = number
         self.pid = 0
@@ -175,7 +174,6 @@ class BoxMember:
         self.ready: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[ProcessExit | None] = loop.create_future()
         self._account = account or Account(0)
-        self._owner = owner
         self.denials = Denials(None, self._account)
         self.on_message: Callable[[bytes], None] = lambda _: None
         """Called with each message of its program, once it has its order."""
@@ -221,7 +219,7 @@ class BoxMember:
     def closed(self, pid: int, denials: int | None) -> None:
         """It has gone through every step, and waits for its order."""
         self.pid = pid
-        self.denials = Denials(denials, self._account, self._owner)
+        self.denials = Denials(denials, self._account)
         if self._channel is not None:
             take_no_descriptors(self._channel)
         if denials is not None:

@@ -93,9 +93,10 @@ class RunningCommand:
         self._step.pipes = False
         return [theirs, os.dup(theirs), os.dup(theirs)]
 
-    def resize(self, columns: int, rows: int) -> None:
+    def resize(self, columns: int, rows: int) -> bool:
         if self._command.pty is not None and self._input >= 0:
             fcntl.ioctl(self._input, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
+        return self._command.pty is not None
 
     def send(self, data: bytes) -> int:
         """Returns how many bytes were taken: the pipe may be full. Raises Unavailable where it reads no input."""

@@ -14,12 +14,13 @@ from pathlib import Path
 from ringfence.core.box import BoxSpec, Mount, Program
 from ringfence.core.errors import Unavailable
 from ringfence.sandbox.process import mounting
-from ringfence.sandbox.process.selftest import ProbeResult
+from ringfence.sandbox.process.selftest import PROC_AT, ProbeResult
+from ringfence.sandbox.process.zygote.machine import CPU
 from ringfence.sandbox.process.zygote.template import DEVICES
 
 COMMANDS = Program("command", argv=("image",))
 """The program of a box that stays with an image as its root: commands, which come later."""
-_OURS = ("/workspace", "/proc")
+_OURS = ("/workspace", "/proc", "/dev/pts", CPU)
 """What each box makes for itself."""
 
 
@@ -97,7 +98,9 @@ def judge(table: bytes, mounts: Iterable[mounting.Placed]) -> dict[str, ProbeRes
         "read_only_root": found("the mount at / is read-only", True, "ro" in fixed.get("/", ())),
         "trees_read_only": found("mounts of others, and flags without ro and nosuid", [], strange + loose),
         "own_devices": found("devices that are not mounted", [], sorted(ours - fixed.keys())),
-        "proc": found("where a proc file system is mounted", ["/proc"], [at for at, _, kind in seen if kind == "proc"]),
+        "proc": found(
+            "where a proc file system is mounted", PROC_AT, sorted(at for at, _, kind in seen if kind == "proc")
+        ),
     }
 
 

@@ -56,7 +56,7 @@ class ProgramRun:
         box = self.box
         loop = asyncio.get_running_loop()
         inputs = put_inputs(box.descriptors.get("input", -1), spec.inputs, box.host_id) if spec.inputs else ()
-        denials = Denials(box.descriptors.get("denials"), box.account, box.host_id)
+        denials = Denials(box.descriptors.get("denials"), box.account)
         self._began = time.monotonic()
         self._start()
         if denials.descriptor is not None:

@@ -24,7 +24,10 @@ from ringfence.sandbox.process.zygote.confine import INSIDE_ID, LOCKED_BYTES, SE
 from ringfence.sandbox.process.zygote.template import DEVICES, HOST_NAME
 
 _SPACES = ("user", "pid", "mnt", "ipc", "uts", "net", "cgroup")
-_DEV = {*DEVICES, "fd", "shm", "stderr", "stdin", "stdout"}
+_DEV = {*DEVICES, "fd", "ptmx", "pts", "shm", "stderr", "stdin", "stdout"}
+PROC_AT = ["/proc", "/proc/mounts", "/proc/uptime"]
+"""Of these files, each box sees the kernel's own."""
+_HIDDEN = ("cmdline", "diskstats", "interrupts", "kallsyms", "kcore", "modules", "partitions", "sys")
 _MOST_PROCESSES = 9
 _SHOWN = 200
 
@@ -47,7 +50,9 @@ print(json.dumps({
     "mounts": open("/proc/self/mountinfo").read(),
     "root": os.statvfs("/").f_flag, "input": os.statvfs("/workspace/input").f_flag,
     "size": space.f_blocks * space.f_frsize, "inodes": space.f_files,
-    "dev": sorted(os.listdir("/dev")), "proc": sorted(os.listdir("/proc")),
+    "dev": sorted(os.listdir("/dev")),
+    # A name that is not listed could still be found.
+    "proc": sorted([*os.listdir("/proc"), *(name for name in %(hidden)b if os.path.lexists("/proc/" + name))]),
     "name": os.uname().nodename, "session": os.getsid(0) == os.getpid(),
     "tty": tried(lambda: os.open("/dev/tty", os.O_RDWR)),
     "limits": limits, "umask": mask, "nice": os.getpriority(os.PRIO_PROCESS, 0),
@@ -56,7 +61,7 @@ print(json.dumps({
     "bits": ctypes.CDLL(None).prctl(27, 0, 0, 0, 0), "ids": os.getresuid() + os.getresgid(),
     "maps": [open("/proc/self/" + name).read().split() for name in ("uid_map", "gid_map")],
 }))
-""" % {b"spaces": repr(_SPACES).encode()}
+""" % {b"spaces": repr(_SPACES).encode(), b"hidden": repr(_HIDDEN).encode()}
 
 
 class Probe(NamedTuple):
@@ -166,8 +171,9 @@ def _mounts(reported: Any) -> list[_Mount]:
 
 
 def _writable(reported: Any) -> object:
-    """Mounts besides the box's own and /proc, whose files Landlock protects."""
-    fixed = [mount for mount in _mounts(reported) if not f"{mount.at}/".startswith(("/workspace/", "/proc/"))]
+    """Mounts besides the box's own, and /proc, whose files Landlock protects."""
+    own = ("/workspace/", "/proc/", "/dev/pts/")
+    fixed = [mount for mount in _mounts(reported) if not f"{mount.at}/".startswith(own)]
     loose = [mount.at for mount in fixed if not {"ro", "nosuid"} <= mount.flags]
     return loose if fixed else "no mount at all"
 
@@ -210,9 +216,9 @@ LOOKS: dict[str, Probe] = {
     ),
     "pivot": Probe(
         "where a proc file system is mounted",
-        "['/proc']",
-        lambda reported: [mount.at for mount in _mounts(reported) if mount.kind == "proc"],
-        lambda seen: seen == ["/proc"],
+        str(PROC_AT),
+        lambda reported: sorted(mount.at for mount in _mounts(reported) if mount.kind == "proc"),
+        lambda seen: seen == PROC_AT,
     ),
     "proc": Probe(
         "names in /proc",

@@ -250,7 +250,7 @@ class ZygoteHandle:
         box.tell_zygote = partial(self._send_request, box)
         self._boxes[box.number] = box
         if stays:
-            box.members[0] = BoxMember(0, self.shared.hub, box.account, box.host_id)
+            box.members[0] = BoxMember(0, self.shared.hub, box.account)
         send = partial(self._send_order, box, {"shape": shape, "stays": stays}, theirs)
         when(after, send)
         return box
@@ -260,7 +260,7 @@ class ZygoteHandle:
         if not self.alive or box.ended.done():
             raise Unavailable("no_box", "the box is gone")
         ours, theirs = new_channel()
-        member = box.members[number] = BoxMember(number, self.shared.hub, box.account, box.host_id)
+        member = box.members[number] = BoxMember(number, self.shared.hub, box.account)
         member.listen(ours)
         self._send_order(box, {"shape": shape, "process": number}, theirs)
         return member

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringfence.core.aio import shielded
-from ringfence.core.box import Limits, Listening, Mount, within
+from ringfence.core.box import Limits, Mount, within
 from ringfence.core.errors import Refused, StoreError, Unavailable
 from ringfence.core.model import Json, Principal, ServerSpec
 from ringfence.core.ports import Access, Launched, Route, Router
@@ -192,7 +192,6 @@ class BoxLauncher:
                 processes=max(each.processes for each in limits),
             ),
             mounts=tuple(declared[at] for at in sorted(declared)),
-            listening=Listening(any(spec.listens for spec in specs)),
             root=None if root is None else Path(root),
         )
 

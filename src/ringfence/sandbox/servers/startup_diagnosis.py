@@ -14,7 +14,7 @@ from typing import Literal
 from ringfence.core.box import BoxReport
 from ringfence.core.record import dataclass
 
-Kind = Literal["path", "network", "memory", "processes", "disk", "listen", "call"]
+Kind = Literal["path", "network", "memory", "processes", "disk", "call"]
 _MOST = 5
 _READ_CHARACTERS = 16_384
 _PATH = r"['\"`]?(/[^\s'\"`:,;)\]}]+)"
@@ -68,8 +68,6 @@ def _of_limits(report: BoxReport) -> Iterator[MissingGrant]:
         yield MissingGrant("memory", "more memory", "limits: {memory_mb: 1024}", "--memory 1024")
     if report.ended == "pids" or report.limit == "pids":
         yield MissingGrant("processes", "more processes or threads", "limits: {processes: 512}", "--pids 512")
-    if report.denials.get("listen"):
-        yield MissingGrant("listen", "to wait for connections", "listen: allowed", "--listen")
     if report.limit in ("disk", "inodes", "file_size"):
         yield MissingGrant("disk", "more room in its workspace", "limits: {disk_mb: 2048}", "--disk 2048")
 

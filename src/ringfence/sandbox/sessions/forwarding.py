@@ -79,7 +79,7 @@ class PortForwards:
         id_ = self._session
         if not listening.allowed:
             text = (
-                f"session {id_} may not listen: open one with `ringfence box create --listen`, or set `listen: allowed`"
+                f"session {id_} shows no ports: open one with `ringfence box create --listen`, or set `listen: allowed`"
             )
             raise refusal("listen_denied", f"{text} in the contract of open_session")
         named = dict(listening.ports or ())

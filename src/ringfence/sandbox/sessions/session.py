@@ -608,8 +608,8 @@ class Session:
             raise refusal("bad_size", f"a terminal cannot have {columns} columns and {rows} rows")
         found = self._background.get(process)
         await self._ensure_running()
-        if not found.is_over:
-            found.running.resize(columns, rows)
+        if not found.is_over and not found.running.resize(columns, rows):
+            raise refusal("bad_size", f"command {process} has no terminal: start it with pty=(columns, rows)")
 
     # ── Files ──
 

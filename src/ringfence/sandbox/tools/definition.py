@@ -206,11 +206,11 @@ def _reachable(network: NetworkSpec | None) -> str:
 
 def _listening(listening: Listening) -> str:
     if not listening.allowed:
-        return "no program may listen for TCP connections"
+        return "on the box's own loopback"
     if listening.ports is None:
-        return "programs may listen, and only those of the same box can connect"
+        return "on the box's own loopback; ports can be shown on this machine's, to its owner alone"
     named = ", ".join(f"{name} (port {port})" for name, port in listening.ports)
-    return f"programs may listen; shown on this machine's loopback, to its owner alone, can be: {named}"
+    return f"on the box's own loopback; shown on this machine's, to its owner alone, can be: {named}"
 
 
 def programs_stated(commands: CommandRules) -> str:
@@ -250,13 +250,20 @@ PACKAGES: Json = {
     "maxItems": 100,
     "description": "Python packages to install for it, as pip names them: name, or name==version.",
 }
+TERMINAL_SIZE: Json = {
+    "type": "array",
+    "items": {"type": "integer", "minimum": 1, "maximum": 10_000},
+    "minItems": 2,
+    "maxItems": 2,
+}
+"""Columns and rows."""
 LISTEN: Json = {
     "anyOf": [
         {"enum": ["denied", "allowed"]},
         {"type": "object", "additionalProperties": {"type": "integer", "minimum": 1, "maximum": 65_535}},
     ]
 }
-"""Whether its programs may wait for connections; ports by name are those that can be forwarded to its owner."""
+"""Whether ports that its programs listen on can be shown to its owner; where some are named, only those."""
 ALLOW_PACKAGES: Json = {**PACKAGES, "description": "What its programs may install by themselves: names or patterns."}
 NETWORK: Json = {"anyOf": [TEXT, {"type": "array", "items": TEXT}]}
 """A name under `networks:`, or places as HOST[:PORT]."""

@@ -8,7 +8,19 @@ from collections.abc import Mapping
 from ringfence.core.box import Ran
 from ringfence.core.model import Answer, Json, Mode
 from ringfence.core.sessions import ProcessState
-from ringfence.sandbox.tools.definition import COUNT, DIGEST, FLAG, NUMBER, ONE, PROCESS, TEXT, CarriedCode, Tool, named
+from ringfence.sandbox.tools.definition import (
+    COUNT,
+    DIGEST,
+    FLAG,
+    NUMBER,
+    ONE,
+    PROCESS,
+    TERMINAL_SIZE,
+    TEXT,
+    CarriedCode,
+    Tool,
+    named,
+)
 from ringfence.sandbox.tools.results import SPARE_BYTES, text
 from ringfence.sandbox.tools.task import Task, already_begun, bad, data_of
 
@@ -161,7 +173,7 @@ def _signal(task: Task) -> int:
     {**_ONE, "text": TEXT, "eof": FLAG},
     ("session", "process"),
     named("session", "process", "bytes"),
-    wide={"data": DIGEST},
+    wide={"data": DIGEST, "pty": TERMINAL_SIZE},
     runs=True,
     carries=CarriedCode("text", "run_shell", "command"),
 )
@@ -171,6 +183,9 @@ async def send_input(task: Task) -> Answer:
         raise bad("text and data: one of them")
     data = given["text"].encode() if "text" in given else await data_of(task) if "data" in given else b""
     eof = bool(given.get("eof"))
+    if "pty" in given:
+        await task.keeper.resize(task.owner, task.session, given["process"], *given["pty"])
+        return task.answer({"process": given["process"], "bytes": 0}, "Its terminal has another size.")
     if not data and not eof:
         raise bad("there is neither text nor eof")
     await task.keeper.send(task.owner, task.session, given["process"], data, eof)

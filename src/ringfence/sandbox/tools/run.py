@@ -33,6 +33,7 @@ from ringfence.sandbox.tools.definition import (
     PACKAGES,
     RAN,
     STEP,
+    TERMINAL_SIZE,
     TEXT,
     TEXTS,
     Tool,
@@ -85,12 +86,7 @@ _WIDE: Json = {
     "memory_layout": {"enum": ["shared", "fresh"]},
     "metadata": TEXTS,
     "cwd": TEXT,
-    "pty": {
-        "type": "array",
-        "items": {"type": "integer", "minimum": 1, "maximum": 10_000},
-        "minItems": 2,
-        "maxItems": 2,
-    },
+    "pty": TERMINAL_SIZE,
 }
 
 

@@ -19,6 +19,9 @@ _FEW_DATAGRAM_SOCKETS = 8
 """So few sockets cannot hold enough to be worth reading one by one."""
 _STREAM_BYTES = 512 << 10
 """The most that a TCP connection of a box can hold, both ways: the kernel enlarges its buffers no further by itself."""
+_SOCKET_BYTES = 4096
+"""What the kernel keeps for a TCP socket in which nothing waits. A connection that was not accepted yet is one, and has
+no descriptor, so that no other limit is met."""
 _LOCK_BYTES = 256
 _FEW_LOCKS = 1000
 _MOST_LOCKS = 20_000
@@ -54,9 +57,12 @@ def streams(pid: int, room: int) -> int:
     to itself, so that no server is needed.
     """
     with contextlib.suppress(OSError, ValueError, IndexError):
-        if _sockets(pid, "TCP") * _STREAM_BYTES > room:
-            queues = (queue for name in ("tcp", "tcp6") for queue in _queues(f"/proc/{pid}/net/{name}"))
-            return sum(_STREAM_BYTES for queue in queues if queue.strip("0:"))
+        sockets = _sockets(pid, "TCP")
+        if sockets * _SOCKET_BYTES > room:
+            return sockets * _SOCKET_BYTES  # too many, and a list so long is not worth reading
+        if sockets * _STREAM_BYTES > room:
+            queues = [queue for name in ("tcp", "tcp6") for queue in _queues(f"/proc/{pid}/net/{name}")]
+            return sum(_STREAM_BYTES if queue.strip("0:") else _SOCKET_BYTES for queue in queues)
     return 0
 
 

@@ -14,9 +14,7 @@ from ringfence.sandbox.process.seccomp.bpf import BpfProgram, Goal, Place
 from ringfence.sandbox.process.seccomp.syscalls import name_of, numbers_of
 from ringfence.sandbox.process.seccomp.verdicts import (
     ENOSYS,
-    LISTENING,
     POLICY,
-    TERMINALS,
     UNCOUNTED,
     UNMARKED,
     WATCHERS,
@@ -41,10 +39,6 @@ class Which(TypedDict, total=False):
     """False: no control group counts the memory, so nothing is taken that would not show in a process's account."""
     marks: bool
     """False: no setuid files are made."""
-    listens: bool
-    """True: programs may wait for connections."""
-    terminals: bool
-    """True: programs may make use of a terminal that they are given."""
     notify: bool
     """False: the filter itself refuses, instead of the supervisor."""
 
@@ -61,10 +55,6 @@ def _policy(which: Which) -> Mapping[str, Ruling | ArgRule]:
             )  # the supervisor is not asked, so none are counted
     if not which.get("marks", True):
         policy |= UNMARKED
-    if which.get("listens"):
-        policy |= LISTENING
-    if which.get("terminals"):
-        policy |= TERMINALS
     return policy
 
 

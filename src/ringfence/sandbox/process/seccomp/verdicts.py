@@ -28,7 +28,6 @@ class Ruling:
 
 ALLOW = Ruling("allow")
 NOTIFY = Ruling("notify", errno.EPERM)
-WEIGH = Ruling("notify", errno.EACCES)
 ENOSYS = Ruling("errno", errno.ENOSYS)
 EPERM = Ruling("errno", errno.EPERM)
 EINVAL = Ruling("errno", errno.EINVAL)
@@ -108,7 +107,7 @@ _ALLOWED = {
         sched_getaffinity sched_getattr sched_getparam sched_setparam sched_getscheduler sched_get_priority_max
         sched_get_priority_min sched_rr_get_interval""",
     "sockets: which kinds exist is decided where they are made, and the network namespace leads nowhere": """
-        connect accept accept4 bind shutdown getsockname getpeername sendto recvfrom sendmsg recvmsg
+        connect accept accept4 bind listen shutdown getsockname getpeername sendto recvfrom sendmsg recvmsg
         sendmmsg recvmmsg""",
     "System V and POSIX messages: the box has an IPC namespace of its own": """
         shmat shmctl shmdt semget semop semctl semtimedop msgget msgsnd msgrcv msgctl mq_open mq_unlink mq_timedsend
@@ -117,11 +116,6 @@ _ALLOWED = {
         landlock_create_ruleset landlock_add_rule landlock_restrict_self""",
     "the host's own tracing: only a trampoline that the kernel put there gets through, a program gets a signal": """
         uretprobe uprobe""",
-}
-
-_WEIGHED = {
-    "no register shows the kind of the socket: the supervisor takes a copy and listens on that, for the box alone": """
-        listen""",
 }
 
 _NOTABLE = {
@@ -235,12 +229,14 @@ _IOCTLS = (
 # TIOCSTI, TIOCLINUX, TIOCCONS, TIOCSETD: typing into, or taking over, a terminal.
 _TERMINAL_TRICKS = (0x5412, 0x541C, 0x541D, 0x5423)
 
-# Setting how the program's own terminal treats keys, waiting for pending output, choosing the job in front.
+# Making terminals of the box's own, setting how one treats keys, waiting for pending output, choosing the job in front.
 _TERMINAL = (
     *(0x5402, 0x5403, 0x5404),  # TCSETS, TCSETSW, TCSETSF
     *(0x402C542B, 0x402C542C, 0x402C542D),  # TCSETS2, TCSETSW2, TCSETSF2
     *(0x5409, 0x5425, 0x540A, 0x540B),  # TCSBRK, TCSBRKP, TCXONC, TCFLSH
     *(0x5414, 0x5422, 0x5429),  # TIOCSWINSZ, TIOCNOTTY, TIOCGSID
+    *(0x80045430, 0x40045431, 0x80045439, 0x5441),  # TIOCGPTN, TIOCSPTLCK, TIOCGPTLCK, TIOCGPTPEER: making one
+    *(0x5420, 0x80045438),  # TIOCPKT, TIOCGPKT: hearing what is done to it, at its other end
 )
 _TIOCSCTTY = 0x540E
 
@@ -291,10 +287,6 @@ def _only(index: int, among: Sequence[int], otherwise: Ruling, mask: int = WORD)
     return ArgRule((ArgCase((Arg(index, among, mask),), ALLOW),), otherwise)
 
 
-def _ioctl(*cases: ArgCase) -> ArgRule:
-    return ArgRule((*cases, ArgCase((Arg(1, _TERMINAL_TRICKS),), NOTIFY)), Ruling("errno", errno.ENOTTY))
-
-
 def _node(index: int) -> ArgRule:
     # No device of any kind: not even the empty one that any user may make, which an overlay takes for a
     # removed file.
@@ -309,11 +301,19 @@ _CHECKED = {
     ),
     "socket": ArgRule(_SOCKET, NOTIFY),
     "socketpair": ArgRule(_SOCKET[:1], NOTIFY),
-    # Not SO_PEERPIDFD: the listener of a unix socket is the supervisor, of which a box must have no handle.
+    # Not SO_PEERPIDFD: the other end of a channel is the supervisor, of which a box must have no handle.
     "getsockopt": ArgRule((ArgCase((Arg(1, (1,)), Arg(2, (77,))), Ruling("errno", errno.ENOPROTOOPT)),), ALLOW),
     "setsockopt": ArgRule(_SOCKET_OPTIONS, Ruling("errno", errno.ENOPROTOOPT)),
-    # A box has no devices; what is no device answers the same.
-    "ioctl": _ioctl(ArgCase((Arg(1, _IOCTLS),), ALLOW)),
+    # A box has no devices but terminals; what is no device answers the same. Taking a terminal from another session
+    # (another argument) is not offered.
+    "ioctl": ArgRule(
+        (
+            ArgCase((Arg(1, (*_IOCTLS, *_TERMINAL)),), ALLOW),
+            ArgCase((Arg(1, (_TIOCSCTTY,)), Arg(2, (0,), wide=True)), ALLOW),
+            ArgCase((Arg(1, _TERMINAL_TRICKS),), NOTIFY),
+        ),
+        Ruling("errno", errno.ENOTTY),
+    ),
     "prctl": ArgRule(
         (ArgCase((Arg(0, _PRCTLS),), ALLOW), ArgCase((Arg(0, (_PR_SET_MM, _PR_SCHED_CORE, _PR_SET_PTRACER)),), NOTIFY)),
         EINVAL,
@@ -351,7 +351,7 @@ _CHECKED = {
 def _judged() -> Mapping[str, Ruling | ArgRule]:
     """By name; the groups are disjoint, which the tests check."""
     judged: dict[str, Ruling | ArgRule] = dict(_CHECKED)
-    for groups, every in ((_ALLOWED, ALLOW), (_WEIGHED, WEIGH), (_NOTABLE, NOTIFY), (_ABSENT, ENOSYS)):
+    for groups, every in ((_ALLOWED, ALLOW), (_NOTABLE, NOTIFY), (_ABSENT, ENOSYS)):
         judged.update((name, every) for names in groups.values() for name in names.split())
     judged.update((name, each) for each, names in _PLAIN.values() for name in names.split())
     return MappingProxyType(judged)
@@ -401,20 +401,6 @@ UNCOUNTED: Mapping[str, Ruling | ArgRule] = MappingProxyType(
     }
 )
 """Replaces verdicts of `POLICY` where no control group counts memory, for memory that no process's account shows."""
-
-LISTENING: Mapping[str, Ruling | ArgRule] = MappingProxyType({"listen": ALLOW})
-"""Replaces verdicts of `POLICY` in a box whose programs may wait for connections."""
-
-TERMINALS: Mapping[str, Ruling | ArgRule] = MappingProxyType(
-    {
-        # Taking a terminal from another session (another argument) is not offered.
-        "ioctl": _ioctl(
-            ArgCase((Arg(1, (*_IOCTLS, *_TERMINAL)),), ALLOW),
-            ArgCase((Arg(1, (_TIOCSCTTY,)), Arg(2, (0,), wide=True)), ALLOW),
-        )
-    }
-)
-"""Replaces verdicts of `POLICY` in a box whose commands may have a terminal."""
 
 
 # ── In a box that writes to folders of the host: a file that gives its owner's rights away would stay there ──

@@ -33,9 +33,13 @@ TEMPLATE = b"/t"
 """Where the zygote built what all its boxes have in common; a box sees it as its root."""
 WORKSPACE = TEMPLATE + b"/workspace"
 INPUT = WORKSPACE + b"/input"
+PROC = TEMPLATE + b"/proc"
+TERMINALS = 32
+"""The most that the programs of a box can have at a time."""
 MOUNTS = b"/m"
 """Where the zygote has what its boxes are to see elsewhere, each under its number."""
 _MS_NOEXEC = 8
+_MS_REMOUNT = 32
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY
 
 
@@ -59,6 +63,8 @@ class BuildSite(SyscallPlan):
         self.filter: kernel.Filter | None = None
         self.landlock_version = 0
         self.last_capability = 0
+        self.machine: list[tuple[bytes, bytes]] = []
+        """Paths in a box, and the files and folders that are seen there."""
 
 
 class ConfineStep:
@@ -145,8 +151,22 @@ def _root(site: BuildSite) -> None:
 
 
 def _proc(site: BuildSite) -> None:
-    flags = kernel.MS_NOSUID | kernel.MS_NODEV | 8
-    site.call("mount", b"proc", TEMPLATE + b"/proc", b"proc", flags, b"subset=pid,hidepid=invisible")
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV | _MS_NOEXEC
+    site.call("mount", b"proc", PROC, b"proc", flags, b"hidepid=invisible")
+    for at, source in (*site.machine, (b"/proc/uptime", PROC + b"/uptime")):
+        site.call("mount", source, TEMPLATE + at, None, kernel.MS_BIND, None)
+    # The kernel has a link there, which is not followed: what it leads to goes by who asks, and all here see the same.
+    link = site.open(PROC + b"/mounts", os.O_PATH | os.O_NOFOLLOW)
+    site.call("mount", PROC + b"/1/mounts", b"/proc/self/fd/%d" % link, None, kernel.MS_BIND, None)
+    site.close(link)
+    # From now on there is nothing but processes, and the names that something was mounted at: those stay known.
+    site.call("mount", b"proc", PROC, b"proc", flags | _MS_REMOUNT, b"subset=pid,hidepid=invisible")
+
+
+def _terminals(site: BuildSite) -> None:
+    # The kernel has so many for all of the host, and some memory for each.
+    options = b"newinstance,ptmxmode=0666,mode=0600,max=%d" % TERMINALS
+    site.call("mount", b"devpts", TEMPLATE + b"/dev/pts", b"devpts", kernel.MS_NOSUID | _MS_NOEXEC, options)
 
 
 def _pivot(site: BuildSite) -> None:
@@ -266,6 +286,7 @@ def _landlock(site: BuildSite) -> None:
         writable = (b"/dev/null", b"/dev/full", b"/dev/random", b"/dev/urandom")
         devices = [(b"/dev", landlock.DEVICE & ~landlock.WRITE_FILE)]
         devices += [(path, landlock.READ_FILE | landlock.WRITE_FILE) for path in writable]
+    devices += [(b"/dev/tty", landlock.TERMINAL), (b"/dev/pts", landlock.TERMINAL | landlock.READ_DIR)]
     rights_of = [(b"/", landlock.READ), *devices, (b"/workspace", landlock.WORK), *written]
     executable = site.shape.get("executable")
     if executable is not None:
@@ -448,10 +469,13 @@ STEPS = (
     ),
     ConfineStep(
         "proc",
-        "needs the new pid namespace, and the outer /proc still in sight; shows processes and nothing else",
+        "needs the new pid namespace, and the outer /proc still in sight; shows processes, and how large the box is",
         _proc,
         rests_on="pid_namespace",
         once=True,
+    ),
+    ConfineStep(
+        "terminals", "its own, which no other box and not the host can see; theirs are not here", _terminals, once=True
     ),
     ConfineStep(
         "pivot",

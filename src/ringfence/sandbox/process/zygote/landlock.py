@@ -34,6 +34,7 @@ the same, so seccomp refuses those."""
 CHANGE = EXECUTE | READ_FILE | WRITE_FILE | TRUNCATE
 """What a program does to a single file."""
 DEVICE = READ_FILE | WRITE_FILE | READ_DIR
+TERMINAL = READ_FILE | WRITE_FILE | IOCTL_DEV
 
 # What a later version adds is not handled, and so allowed as before; the newest that is known here is asked for.
 _RIGHTS_BY_VERSION = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1, 5: (1 << 16) - 1}

@@ -21,7 +21,7 @@ import struct
 import sys
 
 from ringfence.sandbox.process.guest import runner
-from ringfence.sandbox.process.zygote import confine, kernel, landlock, memory, native, plan, template, worker
+from ringfence.sandbox.process.zygote import confine, kernel, landlock, machine, memory, native, plan, template, worker
 from ringfence.sandbox.process.zygote.confine import INSIDE_ID
 from ringfence.sandbox.process.zygote.template import CERTIFICATES
 
@@ -63,6 +63,7 @@ class Zygote:
         """Boxes that more processes may be started in, by their numbers."""
         self._sites: dict[bytes, confine.BuildSite] = {}
         self._last_capability = 0
+        self._machine: machine.MachineFiles | None = None
         self._made = 0
         self._objects_frozen = False
         self._pins = memory.Pins()
@@ -107,6 +108,7 @@ class Zygote:
             # a codec is looked for whenever a line of source is shown. What is built in can be had as before.
             del sys.meta_path[2:]
             template.build_from_image(mounts.pop(), mounts, without)
+        self._machine = machine.MachineFiles()
         seen = template.inherit(without)
         # What was installed for a box goes before what lies beside the interpreter, and after its own library.
         at = next((n for n, path in enumerate(sys.path) if path.endswith("-packages")), len(sys.path))
@@ -301,6 +303,8 @@ class Zygote:
             site.filter = self._filter
             site.landlock_version = self._landlock
             site.last_capability = self._last_capability
+            assert self._machine is not None
+            site.machine = self._machine.sized(order["shape"]["memory_bytes"], order["shape"]["processors"])
             site.own_id = self._own_ids
             site.idmaps_workspace = self._own_ids and not self._root and fresh
             self._sites[key] = confine.plan(site, frozenset(order["without"]), fresh=fresh)

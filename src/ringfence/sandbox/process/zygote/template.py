@@ -9,6 +9,7 @@ import resource
 
 from ringfence.sandbox.process.zygote import kernel
 from ringfence.sandbox.process.zygote.confine import INSIDE_ID, MOUNTS, TEMPLATE, at_most
+from ringfence.sandbox.process.zygote.machine import CPU
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ STEPS = {
     "queues": "message queues and pending signals are not seen as the box's memory everywhere",
     "priority": "no box goes before others, whatever the supervisor may do",
     "trees_read_only": "nothing of the host's is writable, whatever its owner; no setuid file in it counts, no device",
-    "own_devices": "five harmless device nodes; the host's /dev has disks, terminals and doors to the kernel",
+    "own_devices": "six harmless device nodes; the host's /dev has disks, terminals and doors to the kernel",
 }
 """Done once for all boxes of a zygote, which inherit it; the rest is `confine.STEPS`."""
 HOST_NAME = "box"
@@ -33,7 +34,7 @@ _NO_DEVICES = kernel.MS_NOSUID | kernel.MS_NODEV
 _NO_PRIVILEGES = kernel.ATTR_NOSUID | kernel.ATTR_NODEV
 _READ_ONLY = kernel.ATTR_RDONLY | _NO_PRIVILEGES
 _SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
-DEVICES = ("null", "zero", "full", "random", "urandom")
+DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _ETC = (
     "alternatives",
     "chromium.d",
@@ -43,6 +44,7 @@ _ETC = (
     "ld.so.conf.d",
     "localtime",
     "mime.types",
+    "os-release",
     "protocols",
     "services",
     "ssl/certs",
@@ -62,7 +64,7 @@ _LIMITS = {
 }
 _OURS = f"{BASE}/ours"
 _IMAGE = f"{BASE}/image"
-_IMAGE_FOLDERS = ("etc", "dev", "proc", "workspace", "run", "var")
+_IMAGE_FOLDERS = ("etc", "dev", "proc", "workspace", "run", "var", "sys")
 # Attributes in which a layer describes itself are ignored.
 _OVERLAY_OPTIONS = f"lowerdir={_OURS}:{_IMAGE},redirect_dir=nofollow,metacopy=off,index=off,xino=off"
 _LARGEST_FILE = 4 * 1024 * 1024
@@ -303,7 +305,8 @@ def _skeleton(place: str, paths: list[str]) -> None:
 
 
 def _link(place: str, paths: list[str]) -> None:
-    """Link the places that programs write to by default, and their own streams; `paths` are what boxes see."""
+    """Link the places that programs write to by default, and their own streams; `paths` are what boxes see. Each box
+    has terminals, and a size, of its own."""
     for name in ("tmp", "dev/shm", "var/tmp"):
         if any(f"{path}/".startswith(f"/{name}/") for path in paths):
             os.mkdir(f"{place}/{name}", 0o755)  # it holds something of the host, so programs cannot write there
@@ -311,6 +314,9 @@ def _link(place: str, paths: list[str]) -> None:
             os.symlink("/workspace/tmp", f"{place}/{name}")
     for name, target in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
         os.symlink(f"/proc/self/{target}", f"{place}/dev/{name}")
+    os.makedirs(f"{place}{CPU}", 0o755)
+    os.mkdir(f"{place}/dev/pts", 0o755)
+    os.symlink("pts/ptmx", f"{place}/dev/ptmx")
 
 
 def _write(place: str, files: dict[str, str]) -> None:
