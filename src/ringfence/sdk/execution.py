@@ -253,10 +253,10 @@ def execution(outcome: Outcome, language: str | None = None) -> Execution:
     return replace(made, results=_results(reply)) if reply.get("claimed") else made
 
 
-def ended(outcome: Outcome) -> Execution:
+def ended(outcome: Outcome, language: str | None = None) -> Execution:
     """As `execution`, but it raises nothing: if nothing ran, or the outcome is not known, the error says so."""
     if _ran(outcome):
-        return execution(outcome)
+        return execution(outcome, language)
     return without_result(problem(outcome), outcome.status, outcome.facts)
 
 
@@ -351,9 +351,13 @@ def _program_error(outcome: Outcome, stderr: str, language: str | None) -> Execu
     if (stopped := stopped_by(outcome)) is not None:
         return stopped
     status = outcome.facts.get("exit_status")
-    if language not in (None, "python"):
+    if not _is_python(language):
         return _command_error(status, stderr)
     return (raised(stderr) if status == 1 else None) or ExecutionError("SystemExit", str(status))
+
+
+def _is_python(language: str | None) -> bool:
+    return language in (None, "python")
 
 
 def _command_error(status: object, stderr: str) -> ExecutionError:
@@ -396,9 +400,9 @@ def cell(outcome: Outcome, language: str | None = None) -> Execution:
     claimed = reply.get("claimed") or {}
     return Execution(
         logs=Logs([stdout] if stdout else [], [stderr] if stderr else [], is_truncated(outcome)),
-        error=_program_error(outcome, stderr, language)
-        if "context" not in reply
-        else _cell_error(outcome, reply, claimed),
+        error=_cell_error(outcome, reply, claimed)
+        if _is_python(language)
+        else _program_error(outcome, stderr, language),
         facts=outcome.facts,
         status=str(outcome.status),
         results=_results(reply),
