@@ -24,18 +24,13 @@ if TYPE_CHECKING:
     from ringfence.core.sessions import VolumeMount
     from ringfence.sdk.batch import map_code, map_code_async
     from ringfence.sdk.blocking import Sandbox
-    from ringfence.sdk.charts import Chart
-    from ringfence.sdk.execution import CommandBytes, CommandResult, Execution, Result
+    from ringfence.sdk.execution import CommandResult, Execution, Result
     from ringfence.sdk.gateway import Gateway
-    from ringfence.sdk.infos import CodeContext
     from ringfence.sdk.once import run_code, run_code_async
     from ringfence.sdk.sandbox import AsyncSandbox
 
 __all__ = [
     "AsyncSandbox",
-    "Chart",
-    "CodeContext",
-    "CommandBytes",
     "CommandResult",
     "Denied",
     "Execution",
@@ -66,9 +61,6 @@ __version__ = "0.1.0"
 # them, an auditor's `ringfence.audit.chain` say, does not pay for the whole gateway.
 _HOMES = {
     "AsyncSandbox": "ringfence.sdk.sandbox",
-    "Chart": "ringfence.sdk.charts",
-    "CodeContext": "ringfence.sdk.infos",
-    "CommandBytes": "ringfence.sdk.execution",
     "CommandResult": "ringfence.sdk.execution",
     "Denied": "ringfence.core.errors",
     "Execution": "ringfence.sdk.execution",

@@ -41,7 +41,7 @@ class UsageError(Exception):
     __module__ = "IPython.core.error"
 
 
-class Lines(list[str]):
+class OutputLines(list[str]):
     """The lines that a command wrote."""
 
     @property
@@ -97,16 +97,16 @@ class Shell:
         text = _expanded(command, _Where(sys._getframe(1)))
         self.user_ns["_exit_code"] = _run(_shell(text))
 
-    def getoutput(self, command: str) -> Lines:
+    def getoutput(self, command: str) -> OutputLines:
         """The lines that a command writes."""
         return self._output(_expanded(command, _Where(sys._getframe(1))))
 
-    def _output(self, command: str) -> Lines:
+    def _output(self, command: str) -> OutputLines:
         subprocess = display.standard("subprocess")
         _flush()
         done = subprocess.run(_shell(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
         self.user_ns["_exit_code"] = done.returncode
-        return Lines(done.stdout.decode("utf-8", "replace").splitlines())
+        return OutputLines(done.stdout.decode("utf-8", "replace").splitlines())
 
     def run_line_magic(self, name: str, line: str, _stack_depth: int = 1) -> Any:
         where = _Where(sys._getframe(1))
@@ -266,7 +266,7 @@ class Shell:
         def end() -> None:
             sys.stdout, sys.stderr = before
             if name and not name.startswith("-"):
-                self.user_ns[name] = Captured(taken[0].getvalue(), taken[1].getvalue())
+                self.user_ns[name] = CapturedCell(taken[0].getvalue(), taken[1].getvalue())
 
         self._finishing.append(end)
 
@@ -329,7 +329,7 @@ class Shell:
         return runs if "-o" in options else None
 
 
-class Captured:
+class CapturedCell:
     """What a cell under `%%capture` wrote."""
 
     def __init__(self, stdout: str, stderr: str) -> None:
