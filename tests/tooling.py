@@ -91,6 +91,12 @@ def client1x() -> Path:
     return _present(PYTHON_TOOLS / "client1x" / "bin" / "python", "the 1.x SDK")
 
 
+def charts() -> Path:
+    """The folder with matplotlib, for programs in boxes; tests of this Python's version can load it."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    return _present(PYTHON_TOOLS / "charts" / "lib" / version / "site-packages" / "matplotlib", "matplotlib").parent
+
+
 def fixture_command(script: str, *arguments: str) -> list[str]:
     """The command of a server under tests/fixtures, on this Python."""
     return [sys.executable, str(FIXTURES / script), *arguments]

@@ -226,3 +226,10 @@ def test_a_terminal_shows_how_far_it_is(batch: Path) -> None:
     lines = [line.rpartition("\x1b[K")[2] for line in shown.split("\n")[:-1]]
     assert [json.loads(line)["id"] for line in lines[:3]] == [1, 2, 3]
     assert lines[3].startswith("ringfence: 3/3 done, 1 failed, ") and len(lines) == 4
+
+
+def test_output_that_is_not_whole_says_so(batch: Path) -> None:
+    write(batch, "print('x' * 3_000_000)", "print(1)")
+    lines = told(run("--batch", batch))
+    assert [line.get("truncated") for line in lines] == [True, None]
+    assert "bytes left out" in lines[0]["stdout"]

@@ -175,3 +175,39 @@ async def test_an_answer_is_void_once_the_programs_contract_changed(tmp_path: Pa
         assert (await call("open_session", setup=SETUP)).status == "approval_required"
     async with agent(tmp_path, ASKED) as call:
         assert (await call("open_session", setup=SETUP)).ok, "it stands as long as nothing changed"
+
+
+# ── Cells in other languages are commands ──
+
+SHELL_ALONE = {
+    "a person": ("capabilities: {run_shell: {transport: sandboxed_exec, approval: always}}", "approval_required"),
+    "a rule": (RULE % ("deny", "run_.*", "priority: 1"), "policy"),
+    "a rule about the line": (RULE % ("deny", "run_shell", "when: 'args.command.contains(\"mark\")'"), "policy"),
+    "no offer": ("capabilities: {run_shell: {transport: sandboxed_exec, environments: [production]}}", "policy"),
+    "named programs": ("capabilities: {run_shell: {transport: sandboxed_exec, commands: {allow: [ls]}}}", None),
+}
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["in a session", "in a fresh box"])
+@pytest.mark.parametrize("language", ["bash", "javascript"])
+@pytest.mark.parametrize("case", SHELL_ALONE)
+async def test_what_is_demanded_of_the_shell_is_demanded_of_cells_that_it_could_run(
+    case: str, language: str, inside: bool, tmp_path: Path
+) -> None:
+    text, reason = SHELL_ALONE[case]
+    async with agent(tmp_path, text) as call:
+        where = {"session": await call.session()} if inside else {}
+        before = call.boxes
+        refused = await call("execute_python", code="mark", language=language, **where)
+        assert not refused.ok and call.boxes == before, refused
+        assert reason in (None, refused.reason_code, str(refused.status)), refused
+        assert (await call("execute_python", code="say mark", **where)).status == "success"
+
+
+@pytest.mark.parametrize("language", ["bash", "javascript"])
+async def test_a_cell_that_was_approved_runs_once(language: str, tmp_path: Path) -> None:
+    async with agent(tmp_path, SHELL_ALONE["a person"][0]) as call:
+        arguments = {"code": "mark", "language": language, "session": await call.session()}
+        call.approve(await call("execute_python", **arguments))
+        assert (await call("execute_python", **arguments)).ok
+        assert (await call("execute_python", **arguments)).status == "approval_required"

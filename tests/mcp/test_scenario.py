@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from mcp import Client
 
-from tests import boxing, gateways
+from tests import boxing, gateways, tooling
 from tests.mcp.gateway import ERAS
 
 pytestmark = pytest.mark.anyio
@@ -171,6 +172,35 @@ async def test_an_analysis_in_five_steps(served: gateways.Served, mode: Any) -> 
         await agent.use("close_session")
         assert (await agent.resources())["report.md"].text == left["report.md"].text, "results outlive the session"
     explained(served, agent)
+
+
+DRAWN = """
+import sys
+sys.path.append("/workspace/site")
+import matplotlib.pyplot as plt
+plt.plot([1, 2], label="a")
+plt.show()
+"""
+
+
+async def test_a_chart_is_an_image_block_in_a_session_and_without_one(tmp_path: Path) -> None:
+    boxing.need_boxes()
+    mounts = f"filesystem: {{mounts: [{{host: {tooling.charts()}, at: /workspace/site, mode: ro}}]}}"
+    text = "gateway: {state: ./state, approval_wait_seconds: 0}\nsandbox: {max_memory_mb: 512, max_processes: 128}\n"
+    text += "capabilities:\n"
+    for name in ("execute_python", "open_session"):
+        text += f"  {name}: {{transport: sandboxed_exec, approval: none, timeout_seconds: 120, {mounts}}}\n"
+    with gateways.serve(gateways.write(tmp_path, text)) as served:
+        async with Client(served.url) as client:
+            agent = Agent(client)
+            once = await agent.use("execute_python", code=DRAWN)
+            await agent.begin()
+            inside = await agent.use("execute_python", code=DRAWN)
+    for result in (once, inside):
+        (image,) = [block for block in result.content if block.type == "image"]
+        assert image.mime_type == "image/png" and image.data.startswith("iVBOR")
+        (shown,) = result.structured_content["claimed"]["results"]
+        assert list(shown["data"]) == ["text/plain"], "a model is not given the picture again, as text"
 
 
 async def test_a_chart_of_matplotlib_is_seen(served: gateways.Served) -> None:

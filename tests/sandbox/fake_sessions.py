@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from ringfence.core.box import BoxReport, Captured, Serve, Stream
+from ringfence.core.box import BoxReport, Captured, Serve, Shown, Stream
 from ringfence.core.errors import Refused, Unavailable
 from ringfence.core.sessions import (
     Cell,
@@ -33,7 +33,6 @@ from ringfence.core.sessions import (
     Failure,
     Owner,
     SessionSpec,
-    Shown,
     StaySpec,
     StepReport,
     Tell,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ringfence import AsyncSandbox, NotFound, Refused, Sandbox, TimedOut
+from ringfence import AsyncSandbox, Limits, NotFound, Refused, Sandbox, TimedOut, run_code
 from tests import tooling
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("state")]
@@ -214,3 +214,32 @@ async def test_giving_up_waiting_leaves_it_running(state: Path) -> None:
                 await job.wait()
         await job.send_stdin("\n")
         assert (await job.wait()).stdout == "done\n"
+
+
+# ── Bytes, and output that is cut ──
+
+
+def test_output_as_bytes_is_what_was_written(sandbox: Sandbox) -> None:
+    heard: list[bytes] = []
+    done = sandbox.commands.run("printf '\\377\\000\\n'; printf '\\376' >&2; exit 4", output="bytes")
+    assert (done.stdout, done.stderr, done.exit_code, done.truncated) == (b"\xff\x00\n", b"\xfe", 4, False)
+    again = sandbox.commands.run("printf '\\303'; sleep 0.1; printf '\\251'", output="bytes", on_stdout=heard.append)
+    assert (again.stdout, b"".join(heard)) == ("é".encode(), "é".encode())
+    assert all(isinstance(piece, bytes) for piece in heard)
+    with pytest.raises(ValueError, match="into a file"):
+        sandbox.commands.run("true", background=True, output="bytes")  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match="text or bytes"):
+        sandbox.commands.run("true", output="base64")  # type: ignore[call-overload]
+
+
+def test_output_that_is_cut_says_so_where_the_caller_looks() -> None:
+    with Sandbox.create(limits=Limits(capture_bytes=100)) as box:
+        assert box.commands.run("seq 1000").truncated is True
+        assert box.commands.run("seq 10").truncated is False
+        cut = box.commands.run("seq 1000", output="bytes")
+        assert cut.truncated and cut.stdout.startswith(b"1\n") and cut.stdout.endswith(b"1000\n")
+        assert box.commands.run("seq 1000", background=True).wait().truncated is True
+        assert box.run_code("print('x' * 1000)").logs.truncated is True
+        assert box.run_code("print('x')").logs.truncated is False
+        assert box.run_code("seq 1000", language="bash").logs.truncated is True
+    assert run_code("print('x' * 1000)", limits=Limits(capture_bytes=100)).logs.truncated is True

@@ -212,4 +212,6 @@ def _line(name: str | int, execution: Execution) -> bytes:
         "ended": execution.facts.get("ended"),
         "facts": execution.facts,
     }
+    if execution.logs.truncated:
+        told["truncated"] = True
     return (json_text(told, indent=None) + "\n").encode("utf-8", "backslashreplace")

@@ -69,8 +69,9 @@ def run(
     125 the box itself failed, 126 refused by policy, 137 killed by a limit.
 
     With --batch, each program has a box of its own, the options hold for all of them, and a line of JSON is printed
-    for each, in their order: {"id", "status", "exit_status", "stdout", "stderr", "error", "ended", "facts"}. The exit
-    code is 0 if every program exited with status 0, else 1, or 125 if no box could be made.
+    for each, in their order: {"id", "status", "exit_status", "stdout", "stderr", "error", "ended", "facts"}, and
+    "truncated": true where not all of the output is in it. The exit code is 0 if every program exited with status 0,
+    else 1, or 125 if no box could be made.
 
     \b
     ringfence run script.py -- --verbose data.csv     a file, with arguments

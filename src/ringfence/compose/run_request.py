@@ -20,6 +20,8 @@ class RunRequest:
 
     code: str | None = None
     """Python source; without it, `command` or `argv` is run."""
+    language: str | None = None
+    """What the code is written in, if not Python."""
     command: str | None = None
     argv: tuple[str, ...] = ()
     name: str | None = None
@@ -53,6 +55,7 @@ class RunRequest:
         """All of it that is decided upon: what is validated, seen by policy, digested and approved."""
         given: Json = {
             "code": self.code,
+            "language": self.language,
             "command": self.command,
             "argv": list(self.argv) or None,
             "name": self.name,

@@ -70,6 +70,8 @@ class Program:
     """What Python calls the source: `-c`, or the file name that tracebacks and `__file__` show."""
     stdin: bytes | int = b""
     """Bytes, or a descriptor: the reading end of a pipe that is for this box alone. It stays the caller's to close."""
+    cell: bool = False
+    """It may do what people are used to from notebooks, and its report has the values that it shows."""
 
 
 @plain
@@ -332,6 +334,17 @@ class Captured:
 
 
 @plain
+class Shown:
+    """A value that a program or a cell showed, in one or several forms. Claimed."""
+
+    data: Mapping[str, str]
+    """MIME type to text; what is binary is in base64."""
+    main: bool = False
+    """The value of its last expression."""
+    cut: Mapping[str, int] = field(default_factory=dict)
+
+
+@plain
 class FileFact:
     """A file that went in or came out."""
 
@@ -370,6 +383,8 @@ class BoxReport:
     stderr: Captured = Captured()
     inputs: tuple[FileFact, ...] = ()
     files: tuple[FileFact, ...] = ()
+    shown: tuple[Shown, ...] = ()
+    """What a program showed that ran as a cell would. This alone is claimed by the program."""
     skipped: Mapping[str, str] = field(default_factory=dict)
     """What lay in /workspace/output and was not collected, and why."""
     network: Mapping[str, Any] | None = None

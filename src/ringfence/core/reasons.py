@@ -143,7 +143,7 @@ _CALLER = {
     # packages
     "bad_package": ("That is not a package that can be named.", "Write it as its index has it."),
     "no_package": ("The packages are not in the cache.", "Run `ringfence init --fetch`."),
-    "no_program": ("The package or image has no such program.", "Name one that it has."),
+    "no_program": ("The box, package or image has no such program.", "Install it, or name one that is there."),
     # the command line
     "bad_url": ("The address cannot be used.", "Write an http or https URL."),
     "no_terminal": ("A person must answer, and there is no terminal.", "Run it in a terminal, or answer by an option."),

@@ -24,6 +24,7 @@ from ringfence.core.box import (
     Mount,
     NetworkRule,
     Serve,
+    Shown,
     Stream,
 )
 from ringfence.core.brokering import SessionSecrets
@@ -109,17 +110,6 @@ class Command:
     name: str = "-c"
     reported: bool = True
     """Whether somebody waits for its report; else the next report that is waited for has what was late."""
-
-
-@plain
-class Shown:
-    """A value that the interpreter showed, in one or several forms. Claimed."""
-
-    data: Mapping[str, str]
-    """MIME type to text; what is binary is in base64."""
-    main: bool = False
-    """The value of the cell's last expression."""
-    cut: Mapping[str, int] = field(default_factory=dict)
 
 
 @plain

@@ -153,7 +153,9 @@ async def _run(batch: Sequence[_Checked], workers: int, *, on_done: OnDone | Non
         if isinstance(program.wanted, Execution):
             return program.wanted
         try:
-            return ended(await run_request(program.wanted, program.on_stdout, program.on_stderr))
+            return ended(
+                await run_request(program.wanted, program.on_stdout, program.on_stderr), program.wanted.language
+            )
         except RingfenceError as exc:  # an input that is not there, say
             return without_result(exc)
 

@@ -19,14 +19,24 @@ from ringfence.core.box import FileFact
 from ringfence.core.errors import RingfenceError
 from ringfence.sdk import engine
 from ringfence.sdk.commands import AsyncCommandHandle, AsyncCommands, CommandOptions, Processes
-from ringfence.sdk.execution import CommandResult, Execution
+from ringfence.sdk.execution import CommandBytes, CommandResult, Execution
 from ringfence.sdk.files import AsyncFiles, AsyncWatch, Changes, Data, Facts, FileInfos, OnProgress
-from ringfence.sdk.infos import FileChange, FileInfo, Moved, ProcessInfo, SandboxInfo, SnapshotInfo, VolumeInfo
+from ringfence.sdk.infos import (
+    CodeContext,
+    FileChange,
+    FileInfo,
+    Moved,
+    ProcessInfo,
+    SandboxInfo,
+    SnapshotInfo,
+    VolumeInfo,
+)
 from ringfence.sdk.once import OnOutput
 from ringfence.sdk.sandbox import (
     AsyncSandbox,
     CodeOptions,
     ConnectOptions,
+    Contexts,
     Sandboxes,
     SandboxOptions,
     Snapshots,
@@ -130,14 +140,33 @@ class Sandbox(_Blocking[AsyncSandbox]):
 
     def run_code(self, code: str, **options: Unpack[CodeOptions]) -> Execution:
         """Run Python in the sandbox's interpreter, which keeps its state. An exception in the code is in the Execution.
+        With `language`, run a bash or JavaScript program instead.
 
         Raises Unavailable if it never ran, Refused if it may not run, OutcomeUnknown if it may have run.
         """
         return engine.waited(self._inner.run_code, code, **options)
 
-    def interrupt(self, context: str | None = None) -> bool:
+    def interrupt(self, context: str | CodeContext | None = None) -> bool:
         """Raise KeyboardInterrupt in the code that runs now; variables stay. False if nothing runs."""
         return engine.waited(self._inner.interrupt, context)
+
+    def create_code_context(self, name: str | None = None, cwd: str | None = None) -> CodeContext:
+        """Name an interpreter for `run_code(context=…)`; it starts with its first cell, or here in the folder `cwd`."""
+        return engine.waited(self._inner.create_code_context, name, cwd)
+
+    def list_code_contexts(self) -> Contexts:
+        """List the contexts that were named so far; `default` is always there."""
+        return engine.waited(self._inner.list_code_contexts)
+
+    def restart_code_context(self, context: str | CodeContext = "default") -> bool:
+        """End its interpreter, with all variables and the code that runs; the next run has a fresh one. False if it has
+        none now.
+        """
+        return engine.waited(self._inner.restart_code_context, context)
+
+    def remove_code_context(self, context: str | CodeContext) -> bool:
+        """End its interpreter, and forget the context. False if there is no such context."""
+        return engine.waited(self._inner.remove_code_context, context)
 
     def get_host(self, port: int | str) -> str:
         """Show a port of the sandbox on this machine's loopback, to your user alone; returns `127.0.0.1:PORT`.
@@ -191,20 +220,47 @@ class Commands(_Blocking[AsyncCommands]):
 
     @overload
     def run(
-        self, cmd: str | Sequence[str], background: Literal[False] = False, **options: Unpack[CommandOptions]
+        self,
+        cmd: str | Sequence[str],
+        background: Literal[False] = False,
+        output: Literal["text"] = "text",
+        **options: Unpack[CommandOptions],
     ) -> CommandResult: ...
 
     @overload
     def run(
-        self, cmd: str | Sequence[str], background: Literal[True], **options: Unpack[CommandOptions]
+        self,
+        cmd: str | Sequence[str],
+        background: Literal[False] = False,
+        *,
+        output: Literal["bytes"],
+        **options: Unpack[CommandOptions],
+    ) -> CommandBytes: ...
+
+    @overload
+    def run(
+        self,
+        cmd: str | Sequence[str],
+        background: Literal[True],
+        output: Literal["text"] = "text",
+        **options: Unpack[CommandOptions],
     ) -> CommandHandle: ...
 
     def run(
-        self, cmd: str | Sequence[str], background: bool = False, **options: Unpack[CommandOptions]
-    ) -> CommandResult | CommandHandle:
-        """Run a line of /bin/sh, or a command given as words. A command that fails is a result, not an exception."""
+        self,
+        cmd: str | Sequence[str],
+        background: bool = False,
+        output: Literal["text", "bytes"] = "text",
+        **options: Unpack[CommandOptions],
+    ) -> CommandResult | CommandBytes | CommandHandle:
+        """Run a line of /bin/sh, or a command given as words. A command that fails is a result, not an exception.
+
+        With `output="bytes"` stdout and stderr are bytes as they were written, also those that callbacks get.
+        """
         waited: Any = engine.waited  # which no type checker can match with overloads
-        found: CommandResult | CommandHandle = _blocking(waited(self._inner.run, cmd, background, **options))
+        found: CommandResult | CommandBytes | CommandHandle = _blocking(
+            waited(self._inner.run, cmd, background, output, **options)
+        )
         return found
 
     def list(self) -> Processes:

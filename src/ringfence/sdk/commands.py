@@ -14,11 +14,12 @@ from ringfence.core.errors import NotFound, RingfenceError, TimedOut
 from ringfence.core.model import Json, Outcome
 from ringfence.sdk import engine
 from ringfence.sdk.client import SessionClient, call_by_engine, given
-from ringfence.sdk.execution import CommandResult, command_result, value
+from ringfence.sdk.execution import CommandBytes, CommandResult, command_bytes, command_result, is_truncated, value
 from ringfence.sdk.infos import ProcessInfo
 from ringfence.sdk.once import OnOutput, known
 
 Processes = list[ProcessInfo]
+OnBytes = Callable[[bytes], object]
 Put = Callable[[Stream, bytes], None]
 
 _ENDED = {"timeout": ("timeout", 124), "exited": ("failed", None), "signalled": ("failed", None)}
@@ -36,9 +37,9 @@ class CommandOptions(TypedDict, total=False):
     """Its whole input. A command in the background without one takes input from `send_stdin`."""
     pty: tuple[int, int]
     """Columns and rows of a terminal for it, instead of pipes. All output is then stdout."""
-    on_stdout: OnOutput
-    on_stderr: OnOutput
-    """For a command in the background, both are called during `wait`."""
+    on_stdout: OnOutput | OnBytes
+    on_stderr: OnOutput | OnBytes
+    """Both get text, or bytes where `output` says so. For a command in the background they are called during `wait`."""
 
 
 def digest(data: bytes) -> Json:
@@ -54,36 +55,66 @@ class AsyncCommands:
 
     @overload
     async def run(
-        self, cmd: str | Sequence[str], background: Literal[False] = False, **options: Unpack[CommandOptions]
+        self,
+        cmd: str | Sequence[str],
+        background: Literal[False] = False,
+        output: Literal["text"] = "text",
+        **options: Unpack[CommandOptions],
     ) -> CommandResult: ...
 
     @overload
     async def run(
-        self, cmd: str | Sequence[str], background: Literal[True], **options: Unpack[CommandOptions]
+        self,
+        cmd: str | Sequence[str],
+        background: Literal[False] = False,
+        *,
+        output: Literal["bytes"],
+        **options: Unpack[CommandOptions],
+    ) -> CommandBytes: ...
+
+    @overload
+    async def run(
+        self,
+        cmd: str | Sequence[str],
+        background: Literal[True],
+        output: Literal["text"] = "text",
+        **options: Unpack[CommandOptions],
     ) -> AsyncCommandHandle: ...
 
     async def run(
-        self, cmd: str | Sequence[str], background: bool = False, **options: Unpack[CommandOptions]
-    ) -> CommandResult | AsyncCommandHandle:
-        """Run a line of /bin/sh, or a command given as words. A command that fails is a result, not an exception."""
+        self,
+        cmd: str | Sequence[str],
+        background: bool = False,
+        output: Literal["text", "bytes"] = "text",
+        **options: Unpack[CommandOptions],
+    ) -> CommandResult | CommandBytes | AsyncCommandHandle:
+        """Run a line of /bin/sh, or a command given as words. A command that fails is a result, not an exception.
+
+        With `output="bytes"` stdout and stderr are bytes as they were written, also those that callbacks get.
+        """
         known(options, CommandOptions)
+        if output not in ("text", "bytes"):
+            raise ValueError(f"output is text or bytes, not {output!r}")
+        if background and output == "bytes":
+            raise ValueError("a command in the background has text; write its bytes into a file, and read that")
         stdin = options.get("stdin", b"")
         stdin = stdin.encode() if isinstance(stdin, str) else stdin
         wanted = _wanted(cmd, options, stdin)
         timeout = options.get("timeout")
         if not background or timeout is not None:  # a background command may run as long as the sandbox lives
             wanted |= given(limits=self._client.step_limits(timeout))
-        callbacks = {"stdout": options.get("on_stdout"), "stderr": options.get("on_stderr")}
+        callbacks: dict[str, Any] = {"stdout": options.get("on_stdout"), "stderr": options.get("on_stderr")}
+        result = command_bytes if output == "bytes" else command_result
         if background:
             reply = await self._client.work("run_shell", {**wanted, "background": True}, Attached(stdin=stdin))
             return AsyncCommandHandle(self._client, ProcessInfo.of(reply), callbacks)
         if not any(callbacks.values()):
-            return command_result(await self._client.outcome("run_shell", wanted, Attached(stdin=stdin)))
+            return result(await self._client.outcome("run_shell", wanted, Attached(stdin=stdin)))
 
         async def telling(tell: Callable[[str, Any], None]) -> Outcome:
             return await self._client.outcome("run_shell", wanted, Attached(stdin=stdin, tell=tell))
 
-        return command_result(await engine.with_callbacks(telling, callbacks))
+        return result(await engine.with_callbacks(telling, callbacks, raw=output == "bytes"))
 
     async def list(self) -> Processes:
         """List the commands that were started in the background, including those that are over."""
@@ -276,4 +307,4 @@ class AsyncCommandHandle:
             status = "success"
         ran = outcome.ran
         out, err = (self.stdout, self.stderr) if ran is None else (ran.report.stdout.text, ran.report.stderr.text)
-        return CommandResult(out, err, code, outcome.facts, status)
+        return CommandResult(out, err, code, outcome.facts, status, truncated=is_truncated(outcome))

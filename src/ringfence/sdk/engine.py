@@ -240,15 +240,18 @@ async def elsewhere(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def with_callbacks(
-    work: Callable[[Callable[[str, Any], None]], Coroutine[Any, Any, T]], callbacks: Mapping[str, Callback | None]
+    work: Callable[[Callable[[str, Any], None]], Coroutine[Any, Any, T]],
+    callbacks: Mapping[str, Callback | None],
+    *,
+    raw: bool = False,
 ) -> T:
-    """Run work that tells `(name, value)`, from any thread, to callbacks on this loop; bytes become text.
+    """Run work that tells `(name, value)`, from any thread, to callbacks on this loop; bytes become text, unless `raw`.
 
     A callback that raises ends the work.
     """
     loop = asyncio.get_running_loop()
     heard: asyncio.Queue[tuple[str, Any] | None] = asyncio.Queue()
-    telling = loop.create_task(_tell(heard, callbacks))
+    telling = loop.create_task(_tell(heard, callbacks, raw))
     running = loop.create_task(work(lambda name, value: quietly(loop, heard.put_nowait, (name, value))))
 
     def end(_: object) -> None:
@@ -268,11 +271,13 @@ async def with_callbacks(
             await asyncio.wait({running})
 
 
-async def _tell(heard: asyncio.Queue[tuple[str, Any] | None], callbacks: Mapping[str, Callback | None]) -> None:
+async def _tell(
+    heard: asyncio.Queue[tuple[str, Any] | None], callbacks: Mapping[str, Callback | None], raw: bool
+) -> None:
     decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in callbacks}
     while (item := await heard.get()) is not None:
         name, value = item
-        await _call(callbacks[name], decoders[name].decode(value) if isinstance(value, bytes) else value)
+        await _call(callbacks[name], decoders[name].decode(value) if isinstance(value, bytes) and not raw else value)
     for name, decoder in decoders.items():
         await _call(callbacks[name], decoder.decode(b"", final=True))
 

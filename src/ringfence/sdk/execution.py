@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import field
-from typing import Any
+from dataclasses import field, replace
+from typing import TYPE_CHECKING, Any
 
 from ringfence.core.errors import (
     Denied,
@@ -27,6 +27,10 @@ from ringfence.core.errors import (
 from ringfence.core.model import Json, Outcome, Status
 from ringfence.core.record import plain
 
+if TYPE_CHECKING:
+    from ringfence.sdk.charts import Chart
+
+CHART = "application/vnd.ringfence.chart+json"
 _TYPES = {
     "text": "text/plain",
     "html": "text/html",
@@ -38,12 +42,14 @@ _TYPES = {
     "latex": "text/latex",
     "json": "application/json",
     "javascript": "application/javascript",
+    "chart": CHART,
 }
 _FRAME = '<iframe sandbox="" style="width:100%;height:24em;border:0" srcdoc="{}"></iframe>'
 
 
 _TRACEBACK = "Traceback (most recent call last):"
 _RAISED = re.compile(r"([A-Za-z_][\w.]*)(?:: (.*))?", re.DOTALL)
+_THROWN = re.compile(r"(?:Uncaught )?([A-Z]\w*Error)(?: \[\w+\])?(?:: (.*))?")
 _RAN = (Status.SUCCESS, Status.FAILED, Status.TIMEOUT, Status.KILLED)
 _USED_UP = frozenset({"capacity", "busy", "quota"})
 _NOT_THERE: dict[str, type[Refused]] = {
@@ -114,6 +120,13 @@ class Result:
         except (KeyError, ValueError, RecursionError):
             return None
 
+    @property
+    def chart(self) -> Chart | None:
+        """A chart of matplotlib as data, in E2B's form; None if this is none."""
+        from ringfence.sdk.charts import chart_of  # noqa: PLC0415 - few results are charts
+
+        return chart_of(self.data.get(CHART))
+
     def formats(self) -> list[str]:
         """The short names of its forms; for other forms, the MIME type."""
         short = {kind: name for name, kind in _TYPES.items()}
@@ -153,6 +166,8 @@ class Logs:
 
     stdout: list[str] = field(default_factory=list)
     stderr: list[str] = field(default_factory=list)
+    truncated: bool = False
+    """More was written than is kept (`Limits.capture_bytes`): these are the beginning and the end."""
 
 
 @plain
@@ -179,7 +194,7 @@ class Execution:
     status: str
     """`success`, `failed`, `timeout` or `killed`; in a batch also that of a program which was refused or never ran."""
     results: list[Result] = field(default_factory=list)
-    """Values that it showed, as it claims them; none for `run_code` outside of a sandbox."""
+    """Values that it showed, as it claims them."""
     context: str | None = None
     step: int | None = None
     """The number of this step in its sandbox."""
@@ -190,9 +205,11 @@ class Execution:
 
     @property
     def text(self) -> str:
-        """The text of the last expression's value, or else all that was written to stdout."""
+        """The text of the last expression's value, or else all that was written to stdout; for a program that ran once
+        the other way round, since what it is for it prints."""
         main = next((shown.text for shown in self.results if shown.is_main_result), None)
-        return "".join(self.logs.stdout) if main is None else main
+        printed = "".join(self.logs.stdout)
+        return printed if main is None or (printed and self.step is None) else main
 
 
 @plain
@@ -207,22 +224,39 @@ class CommandResult:
     status: str
     late: Logs = field(default_factory=Logs)
     """As for `Execution`."""
+    truncated: bool = False
+    """More was written than is kept (`Limits.capture_bytes`): these are the beginning and the end."""
+
+
+@plain
+class CommandBytes:
+    """A command that ran, with its output as it was written. Of what is `truncated`, the two ends are joined."""
+
+    stdout: bytes
+    stderr: bytes
+    exit_code: int
+    facts: Json
+    status: str
+    late: Logs = field(default_factory=Logs)
+    truncated: bool = False
 
 
 # ── From outcomes ─────────────────────────────────────────────────────────────────────────────────
 
 
-def execution(outcome: Outcome) -> Execution:
+def execution(outcome: Outcome, language: str | None = None) -> Execution:
     """Raises an error if nothing ran, or the outcome is not known."""
     stdout, stderr = streams(outcome)
-    logs = Logs([stdout] if stdout else [], [stderr] if stderr else [])
-    return Execution(logs, _program_error(outcome, stderr), outcome.facts, str(outcome.status))
+    logs = Logs([stdout] if stdout else [], [stderr] if stderr else [], is_truncated(outcome))
+    made = Execution(logs, _program_error(outcome, stderr, language), outcome.facts, str(outcome.status))
+    reply = outcome.structured if isinstance(outcome.structured, dict) else {}
+    return replace(made, results=_results(reply)) if reply.get("claimed") else made
 
 
-def ended(outcome: Outcome) -> Execution:
+def ended(outcome: Outcome, language: str | None = None) -> Execution:
     """As `execution`, but it raises nothing: if nothing ran, or the outcome is not known, the error says so."""
     if _ran(outcome):
-        return execution(outcome)
+        return execution(outcome, language)
     return without_result(problem(outcome), outcome.status, outcome.facts)
 
 
@@ -238,7 +272,25 @@ def without_result(problem: RingfenceError, status: Status | None = None, facts:
 def command_result(outcome: Outcome) -> CommandResult:
     """Raises an error if nothing ran, or the outcome is not known."""
     stdout, stderr = streams(outcome)
-    return CommandResult(stdout, stderr, _exit_code(outcome), outcome.facts, str(outcome.status), _late(outcome))
+    about = (outcome.facts, str(outcome.status), _late(outcome), is_truncated(outcome))
+    return CommandResult(stdout, stderr, _exit_code(outcome), *about)
+
+
+def command_bytes(outcome: Outcome) -> CommandBytes:
+    """As `command_result`, with output undecoded."""
+    texts = streams(outcome)
+    about = (outcome.facts, str(outcome.status), _late(outcome), is_truncated(outcome))
+    if outcome.ran is None:
+        return CommandBytes(texts[0].encode(), texts[1].encode(), _exit_code(outcome), *about)
+    out, err = outcome.ran.report.stdout, outcome.ran.report.stderr
+    return CommandBytes(out.head + out.tail, err.head + err.tail, _exit_code(outcome), *about)
+
+
+def is_truncated(outcome: Outcome) -> bool:
+    """Whether there was more output than the caller gets."""
+    if outcome.ran is not None:
+        return outcome.ran.report.stdout.truncated or outcome.ran.report.stderr.truncated
+    return isinstance(outcome.structured, dict) and bool(outcome.structured.get("truncated"))
 
 
 def streams(outcome: Outcome) -> tuple[str, str]:
@@ -293,13 +345,27 @@ def _exit_code(outcome: Outcome) -> int:
     return int(status) if status is not None else 128 + int(number or 0)
 
 
-def _program_error(outcome: Outcome, stderr: str) -> ExecutionError | None:
+def _program_error(outcome: Outcome, stderr: str, language: str | None) -> ExecutionError | None:
     if outcome.status is Status.SUCCESS:
         return None
     if (stopped := stopped_by(outcome)) is not None:
         return stopped
     status = outcome.facts.get("exit_status")
+    if not _is_python(language):
+        return _command_error(status, stderr)
     return (raised(stderr) if status == 1 else None) or ExecutionError("SystemExit", str(status))
+
+
+def _is_python(language: str | None) -> bool:
+    return language in (None, "python")
+
+
+def _command_error(status: object, stderr: str) -> ExecutionError:
+    """Why a cell in another language failed: an error that JavaScript names, or else its exit status."""
+    named = [found for line in stderr.splitlines() if (found := _THROWN.fullmatch(line))]
+    if named:
+        return ExecutionError(named[-1][1], named[-1][2] or "", stderr)
+    return ExecutionError("ExitStatus", str(status), stderr)
 
 
 def stopped_by(outcome: Outcome) -> ExecutionError | None:
@@ -327,17 +393,19 @@ def raised(stderr: str) -> ExecutionError | None:
     return ExecutionError(found[1].rpartition(".")[2], found[2] or "", "\n".join(lines[start:]) + "\n")
 
 
-def cell(outcome: Outcome) -> Execution:
+def cell(outcome: Outcome, language: str | None = None) -> Execution:
     """Raises an error if nothing ran, or the outcome is not known."""
     stdout, stderr = streams(outcome)
     reply = outcome.structured if isinstance(outcome.structured, dict) else {}
     claimed = reply.get("claimed") or {}
     return Execution(
-        logs=Logs([stdout] if stdout else [], [stderr] if stderr else []),
-        error=_cell_error(outcome, reply, claimed),
+        logs=Logs([stdout] if stdout else [], [stderr] if stderr else [], is_truncated(outcome)),
+        error=_cell_error(outcome, reply, claimed)
+        if _is_python(language)
+        else _program_error(outcome, stderr, language),
         facts=outcome.facts,
         status=str(outcome.status),
-        results=[Result.of(each) for each in claimed.get("results") or ()],
+        results=_results(reply),
         context=reply.get("context"),
         step=reply.get("step"),
         alive=bool(reply.get("interpreter_alive", True)),
@@ -345,11 +413,16 @@ def cell(outcome: Outcome) -> Execution:
     )
 
 
+def _results(reply: Json) -> list[Result]:
+    return [Result.of(each) for each in (reply.get("claimed") or {}).get("results") or ()]
+
+
 def _late(outcome: Outcome) -> Logs:
     if outcome.ran is None:
         return Logs()
-    streams = (outcome.ran.report.late_stdout, outcome.ran.report.late_stderr)
-    return Logs(*([stream.text] if stream.total else [] for stream in streams))
+    out, err = outcome.ran.report.late_stdout, outcome.ran.report.late_stderr
+    texts = [[each.text] if each.total else [] for each in (out, err)]
+    return Logs(texts[0], texts[1], out.truncated or err.truncated)
 
 
 def _cell_error(outcome: Outcome, reply: Json, claimed: Json) -> ExecutionError | None:

@@ -52,6 +52,15 @@ class SandboxInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class CodeContext:
+    """An interpreter of a sandbox, with variables of its own."""
+
+    id: str
+    """Its name."""
+    language: str = "python"
+
+
+@dataclass(frozen=True, slots=True)
 class FileInfo:
     """A file, folder or link; for a link, the link itself."""
 

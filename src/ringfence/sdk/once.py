@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 
 from ringfence.compose.run_request import RunRequest
 from ringfence.config.folders import declared
@@ -32,9 +32,14 @@ Network = str | Sequence[str]
 Listen = bool | Mapping[str, int]
 
 
+Language = Literal["python", "bash", "javascript"]
+
+
 class OnceOptions(TypedDict, total=False):
     """Options of a program that runs once."""
 
+    language: Language
+    """What the code is written in. JavaScript needs Node.js in the box."""
     template: str
     """`python`, `data` (numpy, pandas, matplotlib), or one of the configuration's."""
     backend: str
@@ -66,7 +71,7 @@ class OnceOptions(TypedDict, total=False):
 
 
 def run_code(code: str, **options: Unpack[OnceOptions]) -> Execution:
-    """Run Python source in a fresh box. An exception in the code is in the Execution.
+    """Run Python source, or that of another language, in a fresh box. An exception in the code is in the Execution.
 
     Raises Unavailable if it never ran, Refused if it may not run, OutcomeUnknown if it may have run.
     """
@@ -77,7 +82,10 @@ def run_code(code: str, **options: Unpack[OnceOptions]) -> Execution:
 async def run_code_async(code: str, **options: Unpack[OnceOptions]) -> Execution:
     """`run_code`, awaited."""
     known(options, OnceOptions)
-    return execution(await run_request(request_of(code, options), options.get("on_stdout"), options.get("on_stderr")))
+    wanted = request_of(code, options)
+    return execution(
+        await run_request(wanted, options.get("on_stdout"), options.get("on_stderr")), options.get("language")
+    )
 
 
 async def run_request(wanted: RunRequest, on_stdout: OnOutput | None, on_stderr: OnOutput | None) -> Outcome:
@@ -96,6 +104,7 @@ def request_of(code: str, options: OnceOptions) -> RunRequest:
     output = options.get("output")
     return RunRequest(
         code=code,
+        language=options.get("language"),
         env=options.get("envs") or {},
         limits=limits_of(options),
         inputs=inputs_of(options),

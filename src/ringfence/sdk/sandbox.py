@@ -13,6 +13,7 @@ record. To run a program once, in a box of its own, use `ringfence.run_code`.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from types import TracebackType
@@ -28,9 +29,10 @@ from ringfence.sdk.client import CallTool, SessionClient, ask, call_by_engine, g
 from ringfence.sdk.commands import AsyncCommands
 from ringfence.sdk.execution import Execution, Result, cell, error
 from ringfence.sdk.files import AsyncFiles
-from ringfence.sdk.infos import SandboxInfo, SnapshotInfo, VolumeInfo
+from ringfence.sdk.infos import CodeContext, SandboxInfo, SnapshotInfo, VolumeInfo
 from ringfence.sdk.once import (
     Inputs,
+    Language,
     Listen,
     Mounts,
     Network,
@@ -47,6 +49,7 @@ from ringfence.sdk.once import (
 )
 
 OnResult = Callable[[Result], object]
+Contexts = list[CodeContext]
 Sandboxes = list[SandboxInfo]
 Snapshots = list[SnapshotInfo]
 Volumes = list[VolumeInfo]
@@ -108,8 +111,10 @@ class SandboxOptions(ConnectOptions, total=False):
 class CodeOptions(TypedDict, total=False):
     """Options of one run."""
 
-    context: str
-    """The name of an interpreter in the sandbox: each name has an interpreter, with variables, of its own."""
+    context: str | CodeContext
+    """An interpreter in the sandbox, by name: each name has an interpreter, with variables, of its own."""
+    language: Language
+    """What the code is written in. Only Python keeps state; JavaScript needs Node.js in the sandbox."""
     timeout: float
     envs: Mapping[str, str]
     on_stdout: OnOutput
@@ -240,20 +245,23 @@ class AsyncSandbox:
 
     async def run_code(self, code: str, **options: Unpack[CodeOptions]) -> Execution:
         """Run Python in the sandbox's interpreter, which keeps its state. An exception in the code is in the Execution.
+        With `language`, run a bash or JavaScript program instead.
 
         Raises Unavailable if it never ran, Refused if it may not run, OutcomeUnknown if it may have run.
         """
         known(options, CodeOptions)
+        language = options.get("language")
         wanted = given(
             code=code,
-            context=options.get("context"),
+            language=language,
+            context=None if options.get("context") is None else _context(options["context"]),
             env=dict(options.get("envs") or {}) or None,
             limits=self._client.step_limits(options.get("timeout")),
         )
         callbacks: dict[str, engine.Callback | None] = {"stdout": options.get("on_stdout")}
         callbacks |= {"stderr": options.get("on_stderr"), "result": options.get("on_result")}
         if not any(callbacks.values()):
-            return cell(await self._client.outcome("execute_python", wanted))
+            return cell(await self._client.outcome("execute_python", wanted), language)
 
         async def telling(tell: Callable[[str, Any], None]) -> Outcome:
             def shown(what: Any) -> None:
@@ -262,11 +270,36 @@ class AsyncSandbox:
 
             return await self._client.outcome("execute_python", wanted, Attached(tell=tell, shown=shown))
 
-        return cell(await engine.with_callbacks(telling, callbacks))
+        return cell(await engine.with_callbacks(telling, callbacks), language)
 
-    async def interrupt(self, context: str | None = None) -> bool:
+    async def interrupt(self, context: str | CodeContext | None = None) -> bool:
         """Raise KeyboardInterrupt in the code that runs now; variables stay. False if nothing runs."""
-        return bool((await self._client.ask("interrupt_session", context=context))["interrupted"])
+        wanted = None if context is None else _context(context)
+        return bool((await self._client.ask("interrupt_session", context=wanted))["interrupted"])
+
+    # ── Contexts: interpreters side by side ──
+
+    async def create_code_context(self, name: str | None = None, cwd: str | None = None) -> CodeContext:
+        """Name an interpreter for `run_code(context=…)`; it starts with its first cell, or here in the folder `cwd`."""
+        context = CodeContext(name or f"context-{secrets.token_hex(4)}")
+        if cwd is not None:
+            entered = await self.run_code(f"__import__('os').chdir({cwd!r})", context=context)
+            if entered.error is not None:
+                raise NotFound(Status.FAILED, "not_found", f"{cwd}: {entered.error.value}")
+        return context
+
+    async def list_code_contexts(self) -> Contexts:
+        """List the contexts that were named so far; `default` is always there."""
+        return [CodeContext(name) for name in (await self.info()).contexts]
+
+    async def restart_code_context(self, context: str | CodeContext = "default") -> bool:
+        """End its interpreter, with all variables and the code that runs; the next run has a fresh one. False if it has
+        none now."""
+        return bool((await self._client.ask("restart_context", context=_context(context)))["ended"])
+
+    async def remove_code_context(self, context: str | CodeContext) -> bool:
+        """End its interpreter, and forget the context. False if there is no such context."""
+        return bool((await self._client.ask("remove_context", context=_context(context)))["ended"])
 
     async def get_host(self, port: int | str) -> str:
         """Show a port of the sandbox on this machine's loopback, to your user alone; returns `127.0.0.1:PORT`.
@@ -384,6 +417,10 @@ def _of_step(limits: Json) -> Json:
 def _span(options: Mapping[str, Any], name: str) -> float | None:
     found = options.get(name)
     return None if found is None else seconds(found, name)
+
+
+def _context(context: str | CodeContext) -> str:
+    return context.id if isinstance(context, CodeContext) else context
 
 
 def _reference(snapshot: str | SnapshotInfo) -> str:

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, Unpack, cast
 
-from ringfence.core.box import BoxReport, Captured, FileFact, Limits
+from ringfence.core.box import BoxReport, Captured, FileFact, Limits, Shown
 from ringfence.core.brokering import OutboundRequest, SubstitutionDenial, SubstitutionReply, SubstitutionRequest
 from ringfence.core.errors import Refused, Unavailable
 from ringfence.core.model import Status
@@ -32,7 +32,6 @@ from ringfence.core.sessions import (
     ProcessState,
     SessionInfo,
     SessionSpec,
-    Shown,
     StepReport,
     Tell,
     Writing,
@@ -147,6 +146,9 @@ class Parrot:
 
     async def interrupt(self, owner: Owner, id: str, context: str = "default") -> bool:
         return context == "default"
+
+    async def end_context(self, owner: Owner, id: str, context: str, remove: bool) -> bool:
+        return remove
 
     async def command(self, owner: Owner, id: str, request: CommandRequest, tell: Tell) -> StepReport:
         tell("stdout", (request.stdin or b"") + " ".join(request.argv).encode())

@@ -17,7 +17,8 @@ from typing import Any, Self
 
 import pytest
 
-from ringfence.core.sessions import Failure, Shown
+from ringfence.core.box import Shown
+from ringfence.core.sessions import Failure
 from ringfence.sandbox.process.untrusted_reply import Claims
 from tests.tooling import ROOT
 

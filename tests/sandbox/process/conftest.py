@@ -10,6 +10,7 @@ import pytest
 from ringfence.core.sessions import StaySpec
 from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.process.live import LiveBox
+from tests import tooling
 from tests.sandbox.process.celling import Interpreter
 
 
@@ -17,6 +18,13 @@ from tests.sandbox.process.celling import Interpreter
 def fresh(tmp_path: Path) -> Iterator[Interpreter]:
     with Interpreter(tmp_path) as interpreter:
         yield interpreter
+
+
+@pytest.fixture
+def plotting(fresh: Interpreter) -> Interpreter:
+    """One that finds matplotlib."""
+    assert fresh(f"import sys\nsys.path.append({str(tooling.charts())!r})").ok
+    return fresh
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.core.sessions import Failure, Shown
+from ringfence.core.box import Shown
+from ringfence.core.sessions import Failure
 from ringfence.sandbox.process.guest import claims as claiming
 from ringfence.sandbox.process.untrusted_reply import Claims
 from tests.sandbox.process.celling import Interpreter

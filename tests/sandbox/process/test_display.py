@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ringfence.sandbox.process.guest.charts import MIME
 from tests import tooling
 from tests.sandbox.process.celling import Interpreter, needs
 
@@ -205,49 +206,43 @@ def test_a_frame_is_a_table(fresh: Interpreter) -> None:
     assert "<table" in result.data["text/html"] and "a" in result.data["text/plain"]
 
 
-@needs("matplotlib")
-def test_open_figures_are_results_and_are_closed(fresh: Interpreter) -> None:
-    outcome = fresh("import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.figure()\nplt.plot([3]);")
-    assert [list(result.data) for result in outcome.results] == [["text/plain", "image/png"]] * 2
+def test_open_figures_are_results_and_are_closed(plotting: Interpreter) -> None:
+    outcome = plotting("import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.figure()\nplt.plot([3]);")
+    assert [set(result.data) for result in outcome.results] == [{"text/plain", "image/png", MIME}] * 2
     assert base64.b64decode(outcome.results[0].data["image/png"]).startswith(SIGNATURE)
-    assert fresh("plt.get_fignums()").text == "[]"
-    assert fresh("plt.get_backend().lower()").text == "'agg'"
+    assert plotting("plt.get_fignums()").text == "[]"
+    assert plotting("plt.get_backend().lower()").text == "'agg'"
 
 
-@needs("matplotlib")
-def test_a_shown_figure_is_a_result_of_its_own(fresh: Interpreter) -> None:
-    fresh("from matplotlib import pyplot as plt")
-    outcome = fresh("plt.plot([1, 2])\nplt.show()\nplt.plot([2, 1])\nplt.show()")
+def test_a_shown_figure_is_a_result_of_its_own(plotting: Interpreter) -> None:
+    plotting("from matplotlib import pyplot as plt")
+    outcome = plotting("plt.plot([1, 2])\nplt.show()\nplt.plot([2, 1])\nplt.show()")
     pictures = [result.data["image/png"] for result in outcome.results]
     assert len(pictures) == 2 and pictures[0] != pictures[1]
     assert outcome.stderr == ""
 
 
-@needs("matplotlib")
-def test_a_figure_that_is_the_value_or_was_displayed_is_shown_once(fresh: Interpreter) -> None:
-    fresh("import matplotlib.pyplot as plt")
-    (result,) = fresh("figure, axes = plt.subplots()\naxes.plot([1, 2])\nfigure").results
+def test_a_figure_that_is_the_value_or_was_displayed_is_shown_once(plotting: Interpreter) -> None:
+    plotting("import matplotlib.pyplot as plt")
+    (result,) = plotting("figure, axes = plt.subplots()\naxes.plot([1, 2])\nfigure").results
     assert result.main and "image/png" in result.data
-    assert len(fresh("figure, axes = plt.subplots()\ndisplay(figure)\naxes.plot([1, 2]);").results) == 1
-    assert "image/png" in fresh("figure").results[0].data
+    assert len(plotting("figure, axes = plt.subplots()\ndisplay(figure)\naxes.plot([1, 2]);").results) == 1
+    assert "image/png" in plotting("figure").results[0].data
 
 
-@needs("matplotlib")
-def test_figures_are_drawn_as_asked(fresh: Interpreter) -> None:
-    (result,) = fresh("import matplotlib.pyplot as plt\nplt.plot([1]);", figures=["png", "svg"]).results
-    assert list(result.data) == ["text/plain", "image/png", "image/svg+xml"]
+def test_figures_are_drawn_as_asked(plotting: Interpreter) -> None:
+    (result,) = plotting("import matplotlib.pyplot as plt\nplt.plot([1]);", figures=["png", "svg"]).results
+    assert set(result.data) == {"text/plain", "image/png", "image/svg+xml", MIME}
     assert "<svg" in result.data["image/svg+xml"]
 
 
-@needs("matplotlib")
-def test_figures_of_a_cell_that_failed_are_not_left_to_the_next(fresh: Interpreter) -> None:
-    outcome = fresh("import matplotlib.pyplot as plt\nplt.plot([1])\n1 / 0")
+def test_figures_of_a_cell_that_failed_are_not_left_to_the_next(plotting: Interpreter) -> None:
+    outcome = plotting("import matplotlib.pyplot as plt\nplt.plot([1])\n1 / 0")
     assert outcome.error.name == "ZeroDivisionError"
     assert "image/png" in outcome.results[0].data
-    assert fresh("1").text == "1"
+    assert plotting("1").text == "1"
 
 
-@needs("matplotlib")
-def test_a_figure_that_cannot_be_drawn_is_an_error_once(fresh: Interpreter) -> None:
-    assert fresh("import matplotlib.pyplot as plt\nplt.title('$\\\\frac{$');").error.name == "ValueError"
-    assert fresh("1").text == "1"
+def test_a_figure_that_cannot_be_drawn_is_an_error_once(plotting: Interpreter) -> None:
+    assert plotting("import matplotlib.pyplot as plt\nplt.title('$\\\\frac{$');").error.name == "ValueError"
+    assert plotting("1").text == "1"

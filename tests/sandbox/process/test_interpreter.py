@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.core.box import Limits, SetUp, Stream
+from ringfence.core.box import Limits, SetUp, Shown, Stream
 from ringfence.core.errors import SetUpFailed
-from ringfence.core.sessions import Cell, CellReport, Command, Failure, Shown, StaySpec
+from ringfence.core.sessions import Cell, CellReport, Command, Failure, StaySpec
 from ringfence.sandbox.process import interpreter as interpreters
 from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.process.interpreter import Interpreter

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from ringfence.core.box import MIB, BoxReport, Limits, SetUp, Stream
+from ringfence.core.box import MIB, BoxReport, Limits, SetUp, Shown, Stream
 from ringfence.core.errors import Unavailable
-from ringfence.core.sessions import Cell, CellReport, Command, Failure, Folder, Shown, StaySpec
+from ringfence.core.sessions import Cell, CellReport, Command, Failure, Folder, StaySpec
 from ringfence.sandbox.files import collect as collecting
 from ringfence.sandbox.process import interpreter as interpreters
 from ringfence.sandbox.process import streams

@@ -517,14 +517,6 @@ def test_a_syntax_error_is_shown_where_it_is(run: Interpreter) -> None:
     assert run("'x' in globals()").text == "False"
 
 
-@pytest.mark.parametrize("magic", ["%matplotlib inline", "!ls", "x = 1\n%time x", "%%bash\nls", "  !pip install x"])
-def test_a_magic_command_is_an_error_with_a_hint(run: Interpreter, magic: str) -> None:
-    error = run(magic).error
-    assert error.name in ("SyntaxError", "IndentationError")
-    if not magic.startswith(" "):
-        assert "no magic commands" in error.value and "commands.run" in error.traceback
-
-
 @pytest.mark.parametrize("source", [b"x = '\xff'", b"\x00", b"# coding: nonsense\n1", b"return 1", b"(" * 500, b"\\"])
 def test_a_source_that_is_none_is_an_error_of_the_cell(run: Interpreter, source: bytes) -> None:
     assert run(source).error.name in ("SyntaxError", "ValueError", "MemoryError", "IndentationError")

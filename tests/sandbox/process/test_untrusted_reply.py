@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.core.sessions import Failure, Shown
+from ringfence.core.box import Shown
+from ringfence.core.sessions import Failure
 from ringfence.sandbox.process.untrusted_reply import Claims
 
 anything: st.SearchStrategy[Any] = st.recursive(

@@ -28,7 +28,7 @@ def spec(contract: Any = PYTHON, arguments: Any = None, **call: Any) -> Any:
 
 def test_code_and_nothing_else() -> None:
     made = spec()
-    assert made.program == Program("python", b"1")
+    assert made.program == Program("python", b"1", cell=True)
     assert made.limits == replace(DEFAULTS, wall_seconds=8)
     assert (made.env, made.inputs, made.output, made.trees) == ({}, (), None, ())
     assert (made.template, made.layout, made.tenant) == ("python", "shared", "local")

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from ringfence.core import canonical
-from ringfence.core.box import FileFact
+from ringfence.core.box import FileFact, Shown
 from ringfence.core.model import Json
-from ringfence.core.sessions import CellReport, Failure, Shown, StepReport
+from ringfence.core.sessions import CellReport, Failure, StepReport
 from ringfence.sandbox.tools.results import fitting, of_step
 from tests.boxing import captured, report
 

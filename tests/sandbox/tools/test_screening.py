@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.core.box import Attached, BoxReport, Captured, FileFact, Stream
+from ringfence.core.box import Attached, BoxReport, Captured, FileFact, Shown, Stream
 from ringfence.core.secret import Secret
-from ringfence.core.sessions import CellReport, Failure, Shown, StepReport
+from ringfence.core.sessions import CellReport, Failure, StepReport
 from ringfence.sandbox.tools.screening import OutputScreen
 from ringfence.secrets.redaction import TenantRedactor
 

@@ -133,7 +133,16 @@ def taken(tool: str, lives: SessionLifetimes, *, wide: bool = False) -> Any:
 def test_what_an_agent_may_do_with_a_session_and_what_only_somebody_in_this_process() -> None:
     assert set(TOOLS) < set(DECLARABLE) < set(WIDE_TOOLS)
     assert set(DECLARABLE) - set(TOOLS) == {"expose_port"}, "only where a contract is for it"
-    only = {"extend_session", "list_snapshots", "remove_snapshot", "create_volume", "list_volumes", "remove_volume"}
+    only = {
+        "restart_context",
+        "remove_context",
+        "extend_session",
+        "list_snapshots",
+        "remove_snapshot",
+        "create_volume",
+        "list_volumes",
+        "remove_volume",
+    }
     assert set(WIDE_TOOLS) - set(DECLARABLE) == only | {"rename_file", "read_folder", "write_folder", "watch_files"}
     for tool in WIDE_TOOLS:
         Schema(taken(tool, SessionLifetimes(), wide=True)["inputSchema"])

@@ -19,12 +19,12 @@ import inspect
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, get_args, get_origin, get_type_hints
 
-from ringfence.core.box import BoxReport
+from ringfence.core.box import BoxReport, Shown
 from ringfence.core.errors import OutcomeUnknown, Refused, RingfenceError, SetUpFailed, StoreError, Unavailable
 from ringfence.core.model import Json, Status
 from ringfence.core.quoting import quoted
 from ringfence.core.record import dataclass
-from ringfence.core.sessions import CellReport, Failure, OnShown, Owner, Shown, StepReport, Tell
+from ringfence.core.sessions import CellReport, Failure, OnShown, Owner, StepReport, Tell
 from ringfence.sandbox.keeper.codec import Attachments, CodecError, pack, place, shape_digest, unpack
 from ringfence.sandbox.keeper.wire import WireError
 from ringfence.sandbox.sessions.service import SessionService

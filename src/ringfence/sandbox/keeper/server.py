@@ -18,11 +18,12 @@ from typing import Any, Protocol
 
 from ringfence.core import system
 from ringfence.core.aio import begun
+from ringfence.core.box import Shown
 from ringfence.core.errors import OutcomeUnknown, Refused, RingfenceError, Unavailable
 from ringfence.core.model import Json, Status
 from ringfence.core.quoting import quoted
 from ringfence.core.record import dataclass
-from ringfence.core.sessions import Failure, Shown, StepReport, discard_output, discard_value
+from ringfence.core.sessions import Failure, StepReport, discard_output, discard_value
 from ringfence.sandbox.keeper.codec import Attachments, CodecError, pack
 from ringfence.sandbox.keeper.protocol import PROTOCOL, VALUE, VERBS, IsolationSent, Verb, error_to_json
 from ringfence.sandbox.keeper.wire import BYTES, STDERR, STDOUT, FrameConnection, ReceiveStream, SendStream, WireError

@@ -23,6 +23,7 @@ from ringfence.core.box import BoxReport, Limits
 from ringfence.core.errors import OutcomeUnknown, SetUpFailed, Unavailable
 from ringfence.core.sessions import Cell, CellReport, OnShown, Tell, discard_output, discard_value
 from ringfence.sandbox.process.box import BoxMember, ProcessExit
+from ringfence.sandbox.process.guest import later
 from ringfence.sandbox.process.memory_file import memory_file
 from ringfence.sandbox.process.run import INLINE
 from ringfence.sandbox.process.seccomp.notifications import MAX_DENIALS
@@ -57,7 +58,7 @@ _READY = b"ready"
 _START_SECONDS = 30.0
 _LAST_WORDS = 2000
 _GUEST_PACKAGE = "ringfence.sandbox.process.guest"
-_GUEST_MODULES = ("mainfile", "display", "runner", "claims", "repl")
+_GUEST_MODULES = ("mainfile", "later", "source", "display", "runner", "claims", "repl")
 """Each after those that it needs."""
 _BOOT = f"""\
 import sys
@@ -467,7 +468,11 @@ def _guest_code() -> bytes:
     parts: list[tuple[str, object]] = [
         (name, None) for name in ("ringfence", "ringfence.sandbox", "ringfence.sandbox.process", _GUEST_PACKAGE)
     ]
+    folder = Path(__file__).with_name("guest")
     for name in _GUEST_MODULES:
-        source = (Path(__file__).with_name("guest") / f"{name}.py").read_bytes()
+        source = (folder / f"{name}.py").read_bytes()
+        if name == "later":
+            kept = {each: (folder / f"{each}.py").read_bytes() for each in later.MODULES}
+            source += f"\nSOURCES.update({kept!r})\n".encode()
         parts.append((f"{_GUEST_PACKAGE}.{name}", compile(source, f"<{name}>", "exec", dont_inherit=True)))
     return marshal.dumps(parts)

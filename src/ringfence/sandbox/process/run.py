@@ -15,7 +15,7 @@ from ringfence.core.errors import Unavailable
 from ringfence.core.model import Json
 from ringfence.core.record import dataclass
 from ringfence.sandbox.files.inputs import put_inputs
-from ringfence.sandbox.process import output_files
+from ringfence.sandbox.process import output_files, shown
 from ringfence.sandbox.process.box import Box, ProcessExit
 from ringfence.sandbox.process.memory_file import memory_file
 from ringfence.sandbox.process.seccomp.notifications import MAX_DENIALS, Denials
@@ -113,7 +113,8 @@ class ProgramRun:
         else:
             argv = list(program.argv)
             kind = program.kind
-        return {"kind": kind, "name": program.name, "argv": argv, "env": dict(spec.env)}
+        order = {"kind": kind, "name": program.name, "argv": argv, "env": dict(spec.env)}
+        return {**order, "cell": True} if program.cell else order
 
     # ── While it runs ──
 
@@ -168,6 +169,7 @@ class ProgramRun:
             inputs=inputs,
             files=files,
             skipped=skipped,
+            shown=shown.by_program(self.box.descriptors["workspace"]) if self.spec.program.cell else (),
             trouble=tuple(self.box.trouble),
         )
 

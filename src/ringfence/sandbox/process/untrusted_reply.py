@@ -10,7 +10,8 @@ import binascii
 from typing import Any
 
 from ringfence.core import canonical
-from ringfence.core.sessions import Failure, Shown
+from ringfence.core.box import Shown
+from ringfence.core.sessions import Failure
 
 MOST_BYTES = 10 * 1024 * 1024
 """An honest interpreter sends less about a cell."""

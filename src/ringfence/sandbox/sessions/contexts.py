@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
 from ringfence.core.box import Limits
 from ringfence.core.errors import Refused, RingfenceError
@@ -39,6 +40,7 @@ class Context:
     turn: BoundedLock
     interpreter: BoxInterpreter | None = None
     running: bool = False
+    removed: bool = False
 
     async def run(self, interpreter: BoxInterpreter, cell: Cell, tell: Tell, shown: OnShown) -> CellReport:
         self.running = True
@@ -81,6 +83,16 @@ class Contexts:
             )
         return self._contexts[name]
 
+    @asynccontextmanager
+    async def turn(self, name: str) -> AsyncIterator[Context]:
+        """The context of this name, once it is the caller's turn. One that was removed meanwhile is made anew."""
+        while True:
+            context = self.get(name)
+            async with context.turn:
+                if not context.removed:
+                    yield context
+                    return
+
     async def start(self, context: Context, box: StayingBox) -> BoxInterpreter:
         """Raises SetUpFailed, Unavailable."""
         made = context.interpreter = await box.interpreter()
@@ -94,6 +106,26 @@ class Contexts:
         if context is None or not context.running or context.interpreter is None:
             return False
         return context.interpreter.interrupt()
+
+    async def restart(self, name: str) -> bool:
+        """End its interpreter, with the cell that runs in it; the next cell has a fresh one. False: there was none."""
+        context = self._contexts.get(name)
+        if context is None or context.interpreter is None:
+            return False
+        await context.interpreter.end()
+        return True
+
+    async def remove(self, name: str) -> bool:
+        """End its interpreter, and forget the context. Cells that wait for it have another of the same name."""
+        if name == DEFAULT:
+            raise refusal("bad_context", f"context {DEFAULT!r} is always there; restart it instead")
+        context = self._contexts.pop(name, None)
+        if context is None:
+            return False
+        context.removed = True
+        if context.interpreter is not None:
+            await context.interpreter.end()
+        return True
 
     def note_folder(self) -> None:
         """Note the working directory of the default interpreter. The kernel is asked, not the interpreter: a pause or a

@@ -304,6 +304,7 @@ class SessionManager:
     extend = _OfSession(Session.extend)
     run = _OfSession(Session.run)
     interrupt = _OfSession(Session.interrupt)
+    end_context = _OfSession(Session.end_context)
     command = _OfSession(Session.command)
     show = _OfSession(Session.show)
     use_broker = _OfSession(Session.use_broker)

@@ -73,6 +73,11 @@ class SessionService(Protocol):
 
     async def interrupt(self, owner: Owner, id: str, context: str = "default") -> bool: ...
 
+    async def end_context(self, owner: Owner, id: str, context: str, remove: bool) -> bool:
+        """End the interpreter of a context: its next cell has a fresh one. `remove`: forget the context, too. False:
+        there was nothing to end."""
+        ...
+
     async def command(self, owner: Owner, id: str, request: CommandRequest, tell: Tell) -> StepReport: ...
 
     async def show(self, owner: Owner, id: str, port: int | str) -> int:

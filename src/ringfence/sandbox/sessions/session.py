@@ -435,10 +435,9 @@ class Session:
         """Run a cell when its turn has come. Cancelling interrupts it."""
         cell = cell_of(request, self.spec.stay.limits)
         self.check_live()
-        context = self.contexts.get(request.context)
         with self.in_use:
             await self._ensure_running()
-            async with context.turn:
+            async with self.contexts.turn(request.context) as context:
                 interpreter, fresh = await self._interpreter(context)
                 number = self._begin_step(request.after_step)
                 before = self._mounts_seen
@@ -464,6 +463,11 @@ class Session:
     async def interrupt(self, context: str = "default") -> bool:
         self.check_live()
         return self.contexts.interrupt(context)
+
+    async def end_context(self, context: str, remove: bool) -> bool:
+        self.check_live()
+        work = self.contexts.remove(context) if remove else self.contexts.restart(context)
+        return await self._tasks.run(work)
 
     async def command(self, request: CommandRequest, tell: Tell) -> StepReport:
         """Run a command to its end. Cancelling kills it."""

@@ -30,6 +30,7 @@ from ringfence.core.model import Call, Contract, Grant, Json, NetworkSpec, Statu
 from ringfence.core.ports import Access, InstalledPackages, Route
 from ringfence.core.record import dataclass
 from ringfence.core.sessions import CellRequest, CommandRequest, SessionSpec, StaySpec, VolumeMount
+from ringfence.sandbox.tools import languages
 
 _MAX_WORD_BYTES = 131_071
 """The kernel starts no program with a longer argument."""
@@ -168,7 +169,7 @@ def spec(call: Call, contract: Contract, defaults: Limits, route: Route = _NO_RO
     attached = call.attached or _NOTHING
     fresh = contract.memory_layout == "fresh" or given.get("memory_layout") == "fresh"
     return BoxSpec(
-        program=_program(given, attached.stdin),
+        program=_program(call, attached.stdin),
         limits=_limits(call, contract, defaults),
         env={**route.env, **(given.get("env") or {})},
         inputs=attached.inputs,
@@ -288,7 +289,7 @@ def command(grant: Grant, given: Provision) -> CommandRequest:
     lasting = bool(wanted.get("background")) or attached.keys is not None
     pty = wanted.get("pty")
     return CommandRequest(
-        argv=tuple(wanted["argv"]) if "argv" in wanted else ("/bin/sh", "-c", wanted["command"]),
+        argv=_words(wanted),
         limits=None if lasting and "limits" not in wanted else step_limits(grant, given.limits),
         env=wanted.get("env") or {},
         cwd=wanted.get("cwd") or "/workspace",
@@ -307,11 +308,27 @@ def step_limits(grant: Grant, defaults: Limits) -> Limits:
 # ── Both ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _program(given: Json, stdin: bytes | int) -> Program:
-    words = tuple(given.get("argv") or ())
+def language(given: Json) -> str:
+    """What the code of a call is written in."""
+    return str(given.get("language", languages.PYTHON))
+
+
+def _words(given: Json) -> tuple[str, ...]:
     if "code" in given:
-        return Program("python", given["code"].encode(), words, given.get("name") or "-c", stdin)
-    return Program("command", argv=words if "argv" in given else ("/bin/sh", "-c", given["command"]), stdin=stdin)
+        return languages.words(language(given), given["code"])
+    return tuple(given["argv"]) if "argv" in given else ("/bin/sh", "-c", given["command"])
+
+
+def _program(call: Call, stdin: bytes | int) -> Program:
+    given = call.arguments
+    words = tuple(given.get("argv") or ())
+    if language(given) != languages.PYTHON:
+        return Program("command", argv=languages.words(language(given), given["code"]), stdin=stdin)
+    if "code" in given:
+        name = given.get("name") or "-c"
+        # At a command line it is what `python -c` would run there; elsewhere its caller wants what it shows.
+        return Program("python", given["code"].encode(), words, name, stdin, name == "-c" and call.origin != "cli")
+    return Program("command", argv=_words(given), stdin=stdin)
 
 
 def _limits(call: Call, contract: Contract, defaults: Limits) -> Limits:
@@ -325,12 +342,7 @@ def _limits(call: Call, contract: Contract, defaults: Limits) -> Limits:
 def _problems(given: Json) -> Iterator[str]:
     """Problems that no schema finds. The values themselves are never repeated: this goes on record."""
     words = given.get("argv") or ()
-    for name in ("code", "setup"):
-        source = given.get(name) or ""
-        if "\0" in source:
-            yield f"{name}: a program has no NUL character"
-        if _longer(source, MAX_SOURCE_BYTES):
-            yield f"{name}: longer than {MAX_SOURCE_BYTES // 1024 // 1024} MiB"
+    yield from _source_problems(given)
     if "argv" in given and not words and "code" not in given:
         yield "argv: there is no command in it"
     if "session" not in given:
@@ -351,6 +363,20 @@ def _problems(given: Json) -> Iterator[str]:
             yield "env: a variable has a name without '=', and no NUL character"
         elif _longer(f"{name}={value}", _MAX_WORD_BYTES):
             yield f"env: a variable is longer than {_MAX_WORD_BYTES} bytes"
+
+
+def _source_problems(given: Json) -> Iterator[str]:
+    for name in ("code", "setup"):
+        source = given.get(name) or ""
+        if "\0" in source:
+            yield f"{name}: a program has no NUL character"
+        if _longer(source, MAX_SOURCE_BYTES):
+            yield f"{name}: longer than {MAX_SOURCE_BYTES // 1024 // 1024} MiB"
+    if language(given) == languages.PYTHON:
+        return
+    yield from (f"{name}: only with Python" for name in ("context", "argv", "name") if name in given)
+    if _longer(given.get("code") or "", _MAX_WORD_BYTES):
+        yield f"code: longer than {_MAX_WORD_BYTES} bytes, as only Python may be; write it into a file, and run that"
 
 
 def _longer(text: str, most: int) -> bool:

@@ -11,10 +11,10 @@ from dataclasses import field, replace
 from typing import Any
 
 from ringfence.core import canonical, excerpt
-from ringfence.core.box import BoxReport, Captured, Stream
+from ringfence.core.box import BoxReport, Captured, Shown, Stream
 from ringfence.core.model import Contract, Json, Status
 from ringfence.core.record import plain
-from ringfence.core.sessions import Failure, Shown, StepReport
+from ringfence.core.sessions import Failure, StepReport
 from ringfence.sandbox.tools.resources import address
 
 MOST_FILES = 1000
@@ -24,6 +24,10 @@ SPARE_BYTES = 1024
 _ESCAPED = 12
 """A byte of output stands twice in a result, and becomes six at most each time."""
 _PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+CHART = "application/vnd.ringfence.chart+json"
+"""A chart as data, beside its picture."""
+_BESIDE_TEXT = (*_PICTURES, CHART)
+"""A model sees the picture as a picture, and made the data itself."""
 
 
 def judge(report: BoxReport) -> tuple[Status, str]:
@@ -74,6 +78,10 @@ class ResultParts:
             room = excerpt.share([len(text) for text in (out.text, err.text, *shown, *failed)], self.most_chars)
         streams: dict[Stream, Captured] = {"stdout": out, "stderr": err}
         return {name: stream for name, stream in streams.items() if stream.truncated or len(stream.text) > room}
+
+
+def of_run(report: BoxReport, *, wide: bool) -> ResultParts:
+    return ResultParts(report, shown=report.shown, wide=wide)
 
 
 def of_step(step: StepReport, *, wide: bool) -> ResultParts:
@@ -165,13 +173,15 @@ def _result(parts: ResultParts) -> Json:
     cut = parts.cut()
     if cut:
         structured["truncated"] = True
-    content: list[Json] = [text(stdout)] if stdout or parts.step is None else []
+    content: list[Json] = [text(stdout)] if stdout or (parts.step is None and not parts.shown) else []
     if stderr:
         content.append(text(f"stderr:\n{stderr}"))
     content += _pointers(parts, cut)
+    for each in parts.shown:
+        content += _blocks(each)
+    if parts.step is None and parts.shown:
+        structured["claimed"] = {"results": [_claimed(each, parts.wide) for each in parts.shown]}
     if parts.step is not None:
-        for each in parts.shown:
-            content += _blocks(each)
         if parts.error is not None:
             content.append(text(parts.error.traceback or f"{parts.error.name}: {parts.error.value}"))
         if parts.step.context is not None and not parts.step.cell.alive:
@@ -211,7 +221,7 @@ def _error(error: Failure) -> Json:
 
 
 def _claimed(each: Shown, wide: bool) -> Json:
-    data = {mime: form for mime, form in each.data.items() if wide or mime not in _PICTURES}
+    data = {mime: form for mime, form in each.data.items() if wide or mime not in _BESIDE_TEXT}
     claimed: Json = {"data": data, "main": each.main}
     return {**claimed, "cut": dict(each.cut)} if each.cut else claimed
 

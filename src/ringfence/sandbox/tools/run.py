@@ -22,7 +22,7 @@ from ringfence.core.sessions import (
     discard_output,
     discard_value,
 )
-from ringfence.sandbox.tools import request, results
+from ringfence.sandbox.tools import languages, request, results
 from ringfence.sandbox.tools.definition import (
     ALLOW_PACKAGES,
     CELL,
@@ -119,7 +119,7 @@ def _described(what: str, in_session: str, unless_commands: str = "") -> Callabl
 @Tool(
     Mode.HIGH_RISK,
     _described("Run Python {python} code in a fresh box, and return what it prints.", _PYTHON_SESSION),
-    {"code": TEXT, "session": TEXT},
+    {"code": TEXT, "session": TEXT, "language": {"enum": list(languages.LANGUAGES)}},
     ("code",),
     {**RAN, **CELL},
     wide=_WIDE,
@@ -129,8 +129,14 @@ def _described(what: str, in_session: str, unless_commands: str = "") -> Callabl
     own_clock=True,
 )
 async def execute_python(task: Task) -> Answer:
-    """Run Python as a cell of the session's interpreter."""
+    """Run Python as a cell of the session's interpreter; code in another language as a command."""
     await _check_layout(task)
+    language = request.language(task.given)
+    if language != languages.PYTHON:
+        command = request.command(task.grant, task.provision)
+        step = await _run_step(task.keeper.command(task.owner, task.session, command, _listener(task)))
+        languages.require_there(language, step.cell.report)
+        return await _answer(task, step)
     shown = (task.attached.shown if task.open else None) or discard_value
     cell = request.cell(task.grant, task.provision.limits)
     step = await _run_step(task.keeper.run(task.owner, task.session, cell, _listener(task), shown))
@@ -190,6 +196,7 @@ async def in_fresh_box(
         report = await to_the_end(backend.run(wanted, tell))
     except ValueError as exc:
         raise Refused(Status.VALIDATION_FAILURE, "bad_arguments", f"no such box can be made: {exc}") from None
+    languages.require_there(request.language(call.arguments), report)
     report, unsearched = await screen.artifacts(screen.report(report), wanted.output)
     report = report if installed is None else replace(report, packages=installed.packages)
     status, code = results.judge(report)
@@ -203,7 +210,7 @@ async def in_fresh_box(
     if _inputs_differ(call, report):
         text = "an input changed after it was named, so the program saw another than was agreed to"
         return Answer(None, Status.FAILED, "input_changed", text, isolation, ran=ran)
-    parts = results.read_by_a_model(results.ResultParts(report), contract)
+    parts = results.read_by_a_model(results.of_run(report, wide=call.attached is not None), contract)
     fitted, result = results.fitting(parts, contract.result.max_bytes)
     ran = ran if fitted.report is report else Ran(wanted.limits, fitted.report)
     return Answer(result, status, code, isolation=isolation, ran=ran)

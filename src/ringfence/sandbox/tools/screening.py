@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ringfence.core.box import Attached, BoxReport, Captured, FileFact, Stream
-from ringfence.core.sessions import CellReport, Failure, Shown, StepReport
+from ringfence.core.box import Attached, BoxReport, Captured, FileFact, Shown, Stream
+from ringfence.core.sessions import CellReport, Failure, StepReport
 from ringfence.secrets.redaction import MOST_HELD, Redacted, RedactingStream, TenantRedactor
 
 _OUTPUT = "/workspace/output/"
@@ -94,6 +94,8 @@ class OutputScreen:
         if report.late_stdout.total or report.late_stderr.total:
             out, err = self._captured(report.late_stdout), self._captured(report.late_stderr)
             report = replace(report, late_stdout=out, late_stderr=err)
+        if report.shown:
+            report = replace(report, shown=tuple(map(self.value, report.shown)))
         if report.trouble:
             report = replace(report, trouble=tuple(map(self._text, report.trouble)))
         return report

@@ -233,6 +233,33 @@ async def interrupt_session(task: Task) -> Answer:
 
 @Tool(
     Mode.WRITE,
+    "End an interpreter of a session. The next cell of its context has a fresh one.",
+    {**ONE, "context": TEXT},
+    ("session",),
+    only_wide=True,
+)
+async def restart_context(task: Task) -> Answer:
+    return await _end_context(task, remove=False)
+
+
+@Tool(
+    Mode.WRITE,
+    "End an interpreter of a session, and forget its context.",
+    {**ONE, "context": TEXT},
+    ("session", "context"),
+    only_wide=True,
+)
+async def remove_context(task: Task) -> Answer:
+    return await _end_context(task, remove=True)
+
+
+async def _end_context(task: Task, *, remove: bool) -> Answer:
+    ended = await task.keeper.end_context(task.owner, task.session, task.given.get("context", "default"), remove)
+    return task.answer({"ended": ended}, "It has ended." if ended else "There was no such interpreter.")
+
+
+@Tool(
+    Mode.WRITE,
     "Give a session this lifetime, counted from now.",
     {**ONE, "lifetime_seconds": {"type": "number", "exclusiveMinimum": 0}},
     ("session", "lifetime_seconds"),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ringfence.core import canonical
 from ringfence.core.box import NO_OUTSIDE, Limits, Outside
 from ringfence.core.model import Call, Contract, Definition, Json, Mode, Transport
-from ringfence.sandbox.tools import files, processes, run, sessions
+from ringfence.sandbox.tools import files, languages, processes, request, run, sessions
 from ringfence.sandbox.tools.definition import Tool, ToolOffer
 from ringfence.sandbox.tools.request import BoxContents, SessionLifetimes
 
@@ -69,14 +69,18 @@ def needs_session(call: Call, contract: Contract) -> bool:
 def carried_code(call: Call, contract: Contract, session: Outside = NO_OUTSIDE) -> tuple[str, Json] | None:
     """The program's tool that would run the code which a call of another tool runs, and the arguments it would have.
 
-    None: it runs no code, or is a program's own tool. `session` is what the box of its session has.
+    None: it runs no code, or is a program's own tool; code in another language than Python is a command. `session` is
+    what the box of its session has.
     """
     tool = KIT.get(contract.tool) if contract.transport is Transport.SANDBOXED_EXEC else None
+    given = call.arguments
+    named = {"session": given["session"]} if "session" in given else {}
+    if tool is not None and tool.name == run.EXECUTE_PYTHON and request.language(given) != languages.PYTHON:
+        return run.RUN_SHELL, {**named, "command": languages.as_shell(request.language(given), given["code"])}
     if tool is None or tool.carries is None:
         return None
-    carries, given = tool.carries, call.arguments
+    carries = tool.carries
     known: Json = {carries.taken_as: given[carries.argument]} if given.get(carries.argument) else {}
     if not known and not (contract.tool == FORKS_A_SESSION and session.sets_up) and "data" not in given:
         return None
-    named = {"session": given["session"]} if "session" in given else {}
     return carries.program, {**named, **known}

@@ -72,15 +72,15 @@ def bundle(given: Any) -> dict[str, str]:
     return found
 
 
-def remember_paths() -> None:
+def remember_paths(paths: list[str] | None = None) -> None:
     """Remember where modules are found, while no path of the user's is among them."""
-    _PATHS[:] = sys.path
+    _PATHS[:] = sys.path if paths is None else paths
 
 
 def standard(name: str) -> Any:
     """A module of the standard library, whatever a cell has put into its folder under that name."""
     if name not in sys.modules:
-        found, sys.path = sys.path, list(_PATHS)
+        found, sys.path = sys.path, _PATHS or [path for path in sys.path if path]
         try:
             __import__(name)
         finally:
@@ -93,6 +93,8 @@ class Figures:
 
     def __init__(self, show: Callable[[], None]) -> None:
         self.kinds: Sequence[str] = ("png",)
+        self.describe: Callable[[Any], dict[str, str]] = lambda _: {}
+        """Further forms of a figure: its data."""
         self._shown: list[Any] = []
         self._show = show
 
@@ -111,7 +113,10 @@ class Figures:
             if text is not None:
                 found[mime] = text
         self._shown.append(figure)
-        return found
+        try:
+            return {**found, **self.describe(figure)}
+        except Exception:  # what it is made of may be anything; its picture is there
+            return found
 
     def take(self) -> list[Any]:
         """Take all open figures that were not shown yet, and close them."""

@@ -11,11 +11,11 @@ the last expression is not shown) and `figures` (["png"] by default; "svg"). The
 written. Its stdout and stderr may still be held then: by us for a moment, and by processes that it left behind.
 
 What a cell can count on: variables, imports, the working folder and the event loop stay. `_` is the last value shown.
-`display(…)` shows a value at once. A last line that ends with `;` shows nothing. `await` works at the top; tasks that
-are left go on between cells, and while a later cell awaits. `sys.exit()` ends the cell, not the interpreter. SIGINT is
-KeyboardInterrupt in the running cell, and between cells nothing. A handler of SIGINT, a trace and a profile function
-last for their cell. A child that comes back from a cell ends there. Whatever of ours a cell breaks, it breaks for its
-own session alone.
+`display(…)` shows a value at once. A last line that ends with `;` shows nothing. Magic commands and `!cmd` do what they
+do in notebooks (`magics`, `notebook`). `await` works at the top; tasks that are left go on between cells, and while a
+later cell awaits. `sys.exit()` ends the cell, not the interpreter. SIGINT is KeyboardInterrupt in the running cell, and
+between cells nothing. A handler of SIGINT, a trace and a profile function last for their cell. A child that comes back
+from a cell ends there. Whatever of ours a cell breaks, it breaks for its own session alone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ import sys
 from os import _exit, access, close, dup2, fstat, getpid, pread
 from time import tzset
 
-from ringfence.sandbox.process.guest import claims, display, mainfile, runner
+from ringfence.sandbox.process.guest import claims, display, later, mainfile, runner
+from ringfence.sandbox.process.guest.source import codes_of, python_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -120,9 +121,15 @@ class Repl:
         self._last: object = _NO_VALUE
         self._sources = Sources()
         every = (serve, display.forms, claims.messages)
-        self._files = frozenset(function.__code__.co_filename for function in every)
+        files = [function.__code__.co_filename for function in every]
+        self._files = frozenset((*files, later.load.__code__.co_filename, *map(later.file_of, later.MODULES)))
+        self._shell: Any = None
+        """Carries out magic commands, once there was one."""
+        self._stand_in: Any = None
         self._streams = Streams()
         self._figures = display.Figures(self._show_figures)
+        self._figures.describe = described_chart
+        later.adopt(display, claims)
         self._file = mainfile.MainFile(self._sources.all, alone=False)
         self._names: dict[str, Any] = runner.fresh_main("-c").__dict__
         self._prepare(depth)
@@ -143,7 +150,9 @@ class Repl:
         if "matplotlib" in sys.modules:
             sys.modules["matplotlib"].use("Agg")
         loaded = {"matplotlib.pyplot": self._figures.adopt, "linecache": self._sources.quote}
+        loaded["IPython.core.display_functions"] = self._adopt_display
         mainfile.Loading({**loaded, mainfile.SPAWN: self._file.adopt})
+        sys.meta_path.append(later.LastFinder(self._ipython))
         runner.name_a_parent()
         os.register_at_fork(after_in_child=self._fall_silent)
         # Libraries check whether the handler is the default one, and restore it; so the default one is ours.
@@ -209,6 +218,8 @@ class Repl:
         value = None
         try:
             codes = self._sources.compile(cell.name, cell.source, shown=cell.answer)
+            if self._sources.has_magics or b"get_ipython" in cell.source:
+                self._names.setdefault("get_ipython", self._notebook().get_ipython)
             self._look_for_interrupt()
             if any(code.co_flags & _COROUTINE for code in codes):
                 value = self._wait_for(self._run_in_loop(codes))
@@ -221,6 +232,8 @@ class Repl:
                 sys.settrace(None)
             if getpid() != self._pid:
                 self._leave(sys.exc_info()[1], cell)
+            if self._shell is not None:
+                self._shell.finish()
             flush_what_is_there()
         if value is not None:
             self._answer(value)
@@ -267,12 +280,32 @@ class Repl:
 
     # ── Claims ──
 
-    def display(self, *values: object, raw: bool = False, **_: object) -> None:
+    def display(self, *values: object, raw: bool = False, **how: Any) -> Any:
         """Show values as results of the running cell. `raw`: they are dicts from MIME type to content."""
         for value in values:
-            self._claim(display.bundle(value) if raw else display.forms(value, self._figures), main=False)
+            forms = display.bundle(value) if raw else display.forms(value, self._figures)
+            if how.get("include") or how.get("exclude"):
+                forms = later.load("notebook").chosen(forms, how.get("include"), how.get("exclude"))
+            self._claim(forms, main=False)
         if _thread.get_ident() == self._main:
             self._look_for_interrupt()
+        if how.get("display_id") is not None:
+            return later.load("notebook").handle(how["display_id"], self.display)
+        return None
+
+    def _notebook(self) -> Any:
+        if self._shell is None:
+            self._shell = later.load("notebook").Shell(self._names, self.display, self._figures)
+        return self._shell
+
+    def _ipython(self) -> Any:
+        if self._stand_in is None:
+            self._stand_in = later.load("notebook").StandIn(self._notebook(), self.display)
+        return self._stand_in
+
+    def _adopt_display(self, functions: Any) -> None:
+        """An IPython that is installed shows values as we do."""
+        functions.display = self.display
 
     def _answer(self, value: object) -> None:
         if self._names.get("_", self._last) is self._last:  # otherwise the user has a `_` of their own
@@ -437,25 +470,27 @@ class Sources:
         self._size = 0
         self._linecache: Any = None
         """The `linecache` module, once it is loaded; most sessions never load it."""
+        self._python: dict[str, bytes] = {}
+        """Cells with magic commands, as Python."""
+        self.has_magics = False
+        """Whether the last cell had any."""
 
     def compile(self, name: str, source: bytes, *, shown: bool) -> list[CodeType]:
         """The statements; the last of them by itself if it is an expression whose value is to be shown."""
+        python: bytes | None = None
         try:
             tree = compile(source, name, "exec", self._flags | _ast.PyCF_ONLY_AST, dont_inherit=True)
-        except SyntaxError as exc:
-            _hint(exc)
-            raise
-        codes: list[CodeType] = []
-        last = tree.body[-1] if tree.body else None
-        alone = last if shown and isinstance(last, _ast.Expr) and not is_silenced(source, last) else None
-        if alone is not None:
-            tree.body.pop()
-        if tree.body:
-            codes.append(compile(tree, name, "exec", self._flags, dont_inherit=True))
+        except SyntaxError:
+            if (python := python_of(source)) is None:
+                raise
+        self.has_magics = python is not None
+        if python is not None:
+            tree = compile(python, name, "exec", self._flags | _ast.PyCF_ONLY_AST, dont_inherit=True)
+            self._python[name] = source = python
+        codes = codes_of(tree, name, source, self._flags, shown=shown)
+        if codes[0] is not None:
             self._flags |= codes[0].co_flags & mainfile.FUTURE  # they hold for later cells, too
-        if alone is not None:
-            codes.append(compile(_ast.Expression(alone.value), name, "eval", self._flags, dont_inherit=True))
-        return codes
+        return [code for code in codes if code is not None]
 
     def keep(self, name: str, source: bytes) -> None:
         """Keep the source, so that tracebacks can quote it."""
@@ -465,10 +500,11 @@ class Sources:
         while self._size > _MOST_KEPT and len(self._kept) > 1:
             oldest = next(iter(self._kept))
             self._size -= len(self._kept.pop(oldest))
+            self._python.pop(oldest, None)
             self._put(oldest, b"")
 
     def all(self) -> list[tuple[str, bytes]]:
-        return list(self._kept.items())
+        return [(name, self._python.get(name, source)) for name, source in self._kept.items()]
 
     def quote(self, linecache: Any) -> None:
         """From now on lines can be asked for."""
@@ -486,17 +522,9 @@ class Sources:
             self._linecache = None
 
 
-def is_silenced(source: bytes, last: _ast.stmt) -> bool:
-    """Whether a `;` follows the last statement, as in notebooks."""
-    if b";" not in source or last.end_lineno is None:
-        return False
-    lines = source.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-    return lines[last.end_lineno - 1][last.end_col_offset :].lstrip().startswith(b";")
-
-
-def _hint(exc: SyntaxError) -> None:
-    if exc.text and exc.text.lstrip().startswith(("%", "!")):
-        exc.msg += " (there are no magic commands here; `commands.run` runs a shell command)"
+def described_chart(figure: Any) -> dict[str, str]:
+    found: dict[str, str] = later.load("charts").forms(figure)
+    return found
 
 
 class TasksBetweenCells:

@@ -5,6 +5,8 @@ A program is run like this, at the bottom of the stack, since a program can see 
     program = runner.GuestProgram().take(source, name, arguments)
     try:
         exec(program.code(), program.namespace)
+        if program.last is not None:
+            program.answer(eval(program.last, program.namespace))
     except BaseException as exc:
         program.failed(exc)
     os._exit(program.finish())
@@ -12,6 +14,7 @@ A program is run like this, at the bottom of the stack, since a program can see 
 
 from __future__ import annotations
 
+import _ast
 import _signal as signal  # type: ignore[import-not-found]
 import _thread
 import atexit
@@ -21,17 +24,25 @@ import os
 import sys
 from _weakref import ref
 
-from ringfence.sandbox.process.guest import mainfile
+from ringfence.sandbox.process.guest import later, mainfile
+from ringfence.sandbox.process.guest.source import codes_of, may_answer, python_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import CodeType, ModuleType
+    from types import CodeType, ModuleType, TracebackType
+    from typing import Any
 else:
     ModuleType = type(sys)  # `types` would have to be loaded
 
 write_out_c = ctypes.pythonapi.fflush
 FRAMES = 1 if sys.version_info >= (3, 12) else 2
 """Our frames below the program's own; its recursion limit is raised by as many. 3.11 also counts calls of `exec`."""
+_MOST_SPLIT = 262_144
+"""Bytes; the last expression of a longer program is a statement like any other."""
+
+
+_NOTHING = compile("", "<string>", "exec", dont_inherit=True)
+_OURS = frozenset((__file__ if "__file__" in globals() else "<runner>", *map(later.file_of, later.MODULES)))
 
 
 class GuestProgram:
@@ -49,14 +60,23 @@ class GuestProgram:
         sys.path.insert(0, "")
         self._known = frozenset(sys.modules)
         self._file = mainfile.MainFile(lambda: [(self._shown, self._source)], alone=True)
+        self._cell: _AsCell | None = None
+        self.last: CodeType | None = None
+        """An expression at the end of the program, whose value is its answer."""
 
-    def take(self, source: bytes, name: str, arguments: list[str]) -> GuestProgram:
-        """Take the program, as if it had been started by this name, with these arguments."""
+    def take(self, source: bytes, name: str, arguments: list[str], *, cell: bool = False) -> GuestProgram:
+        """Take the program, as if it had been started by this name, with these arguments. `cell`: it may do what people
+        are used to from notebooks, and its caller is told the values that it shows."""
         self._source = source
         sys.argv = [name, *arguments]
         if name == "-c":
             sys.orig_argv = [sys.executable, name, source.decode("utf-8", "replace"), *arguments]
-            mainfile.Loading({mainfile.SPAWN: self._file.adopt})
+            loading: dict[str, Any] = {mainfile.SPAWN: self._file.adopt}
+            if cell:
+                self._cell = _AsCell(self.namespace, source)
+                loading["matplotlib.pyplot"] = self._cell.adopt_figures
+                loading["IPython.core.display_functions"] = self._cell.adopt_display
+            mainfile.Loading(loading)
             if b"__file__" in source:
                 self._file.give_file()
         else:
@@ -71,7 +91,29 @@ class GuestProgram:
         return self
 
     def code(self) -> CodeType:
-        return compile(self._source, self._shown, "exec", dont_inherit=True)
+        if self._cell is None or len(self._source) > _MOST_SPLIT:
+            return compile(self._source, self._shown, "exec", dont_inherit=True)
+        try:
+            return self._split(self._source)
+        except SyntaxError:
+            python = python_of(self._source)
+            if python is None:
+                raise
+        self._cell.offer_shell()
+        return self._split(python)
+
+    def _split(self, source: bytes) -> CodeType:
+        """The program without its last expression, which is kept for its value."""
+        if not may_answer(source):
+            return compile(source, self._shown, "exec", dont_inherit=True)
+        tree = compile(source, self._shown, "exec", _ast.PyCF_ONLY_AST, dont_inherit=True)
+        statements, self.last = codes_of(tree, self._shown, source, 0, shown=True)
+        return statements or _NOTHING
+
+    def answer(self, value: object) -> None:
+        """Show the value of the last expression."""
+        if value is not None and self._cell is not None:
+            self._cell.once.answer(value)
 
     # ── An exception that was not caught ──
 
@@ -81,8 +123,9 @@ class GuestProgram:
             self._status = exit_status(exc.code)
             return
         trace = exc.__traceback__ and exc.__traceback__.tb_next
-        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
             trace = trace.tb_next
+        self._leave_out_ours(trace)
         exc.__traceback__ = trace
         self._show_lines()
         self._status = 1
@@ -93,6 +136,20 @@ class GuestProgram:
         if sys.version_info >= (3, 12):
             sys.last_exc = exc
         self._complain(exc)
+
+    def _leave_out_ours(self, trace: TracebackType | None) -> None:
+        """Let a traceback end where the program called something of ours."""
+        end: TracebackType | None = None
+        before = trace
+        while trace is not None:
+            file = trace.tb_frame.f_code.co_filename
+            if file not in _OURS:
+                end = None if file == self._shown else end
+            elif end is None:
+                end = before
+            before, trace = trace, trace.tb_next
+        if end is not None:
+            end.tb_next = None
 
     def _complain(self, exc: BaseException) -> None:
         hook = getattr(sys, "excepthook", None)
@@ -123,6 +180,8 @@ class GuestProgram:
 
     def finish(self) -> int:
         """Do what the interpreter does at its end, without tearing it down. Returns the exit status."""
+        if self._cell is not None:
+            self._cell.finish()
         threading = sys.modules.get("threading")
         if threading is not None:
             try:
@@ -164,6 +223,57 @@ class GuestProgram:
             still = held()
             if still is not None:
                 _clear(still.__dict__)
+
+
+class _AsCell:
+    """What a program finds that runs as a cell of a notebook would. All of it is loaded when it is used."""
+
+    def __init__(self, names: dict[str, Any], source: bytes) -> None:
+        self._names = names
+        self._process = os.getpid()
+        self._once: Any = None
+        if b"display" in source:
+            names["display"] = self._display
+        if b"get_ipython" in source:
+            self.offer_shell()
+        if b"matplotlib" in source:
+            os.environ.setdefault("MPLBACKEND", "Agg")
+        sys.meta_path.append(later.LastFinder(lambda: self.once.ipython()))
+
+    @property
+    def once(self) -> Any:
+        if self._once is None:
+            self._once = later.load("once").Once(self._names, sys.path[1:], self._process)
+        return self._once
+
+    def _display(self, *values: object, **how: Any) -> Any:
+        return self.once.display(*values, **how)
+
+    def offer_shell(self) -> None:
+        self._names["get_ipython"] = lambda: self.once.shell()
+
+    def adopt_figures(self, pyplot: Any) -> None:
+        """There is no screen: a figure to be shown becomes a result."""
+
+        def show(*_: object, **__: object) -> None:
+            """Show all open figures as results, and close them."""
+            self.once.show_figures()
+
+        pyplot.show = show
+
+    def adopt_display(self, functions: Any) -> None:
+        functions.display = self._display
+
+    def finish(self) -> None:
+        """The program is over: show what is open, as at the end of a cell."""
+        pyplot = sys.modules.get("matplotlib.pyplot")
+        if self._once is None and (pyplot is None or not pyplot.get_fignums()):
+            return
+        try:
+            self.once.finish()
+        except BaseException as exc:  # a figure that cannot be drawn: whatever it raises is shown
+            sys.excepthook(type(exc), exc, exc.__traceback__)
+        self._names, self._once = {}, None  # what the program made is to go with it
 
 
 def put(source: bytes, name: str) -> None:

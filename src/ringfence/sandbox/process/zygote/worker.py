@@ -107,7 +107,7 @@ def program(channel: socket.socket) -> runner.GuestProgram:
         runner.put(source, order["name"])
     if order["kind"] != "python":
         _execute(order["argv"], order.get("cwd", "."))
-    return (ready or runner.GuestProgram()).take(source, order["name"], order["argv"])
+    return (ready or runner.GuestProgram()).take(source, order["name"], order["argv"], cell=order.get("cell", False))
 
 
 def _take_own_null() -> None:
@@ -148,7 +148,7 @@ def bear_witness(site: confine.BuildSite) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     reads, writes = os.pipe()
     channel = _announced(ours, {name: os.dup(writes) for name in site.descriptors}, site.rehearse())
-    order = {"kind": "python", "name": "-c", "argv": [], "env": {}, "source": _REHEARSAL.encode()}
+    order = {"kind": "python", "name": "-c", "argv": [], "env": {}, "source": _REHEARSAL.encode(), "cell": True}
     packed = struct.pack("3i", reads, writes, writes)
     theirs.sendmsg([marshal.dumps(order)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, packed)])
     ready = program(channel)
