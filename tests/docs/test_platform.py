@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -59,10 +60,14 @@ def follow(blocks: list[tuple[str, str]], work: Path) -> None:
         elif kind == "sh":
             line, said = text, shell(text, work)
         elif changed:  # a gateway that runs notices in its own time
-            tooling.wait_until(lambda line=line, text=text: as_shown(text, shell(line, work)))
+            tooling.wait_until(partial(shows, line, text, work))
             changed = False
         else:
             assert as_shown(text, said), said
+
+
+def shows(line: str, expected: str, work: Path) -> bool:
+    return as_shown(expected, shell(line, work))
 
 
 def shell(line: str, work: Path) -> str:

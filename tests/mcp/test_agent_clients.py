@@ -27,7 +27,7 @@ PYTHONS = {
 # Over HTTP what two of them have, the clients of both lines of the SDK: more would repeat it.
 WAYS = [(name, "stdio") for name in PYTHONS] + [("langchain-mcp-adapters", "http"), ("fastmcp", "http")]
 LINES = "for n in range(100_000): print('line', n)"
-CALLS = (
+CALLS: tuple[tuple[str, JSON], ...] = (
     ("echo", {"text": "through the fence"}),
     ("append", {"path": "/nowhere", "text": "never"}),
     ("counter", {}),
