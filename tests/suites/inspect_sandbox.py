@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
@@ -20,7 +22,7 @@ from inspect_ai.util._sandbox.self_check import *  # noqa: F403 - it is how they
 from ringfence import AsyncSandbox, Limits
 from ringfence.core.errors import Refused
 
-_KINDS = {"not_found": FileNotFoundError, "not_a_file": IsADirectoryError, "no_permission": PermissionError}
+_NUMBERS = {"not_found": errno.ENOENT, "not_a_file": errno.EISDIR, "no_permission": errno.EACCES}
 _LONGEST = 3600
 _NOT_EXECUTABLE = 126
 
@@ -30,7 +32,8 @@ def _errors_of_python(file: str) -> Iterator[None]:
     try:
         yield
     except Refused as exc:
-        raise _KINDS.get(exc.reason_code, OSError)(f"{file}: {exc}") from exc
+        number = _NUMBERS.get(exc.reason_code, errno.EINVAL)
+        raise OSError(number, os.strerror(number), file) from exc
 
 
 class RingfenceEnvironment(SandboxEnvironment):
