@@ -40,6 +40,7 @@ _LONGEST = (
     "mcp/test_conformance.py",
     "cli/init/test_images.py",
     "doctor/test_inimage.py",
+    "suites/test_suites.py",
 )
 """Files of tests that take a minute and more."""
 

@@ -97,6 +97,16 @@ def charts() -> Path:
     return _present(PYTHON_TOOLS / "charts" / "lib" / version / "site-packages" / "matplotlib", "matplotlib").parent
 
 
+def agents() -> Path:
+    """A Python that has the MCP clients of agent frameworks."""
+    return _present(PYTHON_TOOLS / "agents" / "bin" / "python", "agent frameworks")
+
+
+def suites() -> Path:
+    """A Python that has Ringfence, and the suites that agent frameworks have for providers of sandboxes."""
+    return _present(PYTHON_TOOLS / "suites" / "bin" / "python", "the suites of agent frameworks")
+
+
 def fixture_command(script: str, *arguments: str) -> list[str]:
     """The command of a server under tests/fixtures, on this Python."""
     return [sys.executable, str(FIXTURES / script), *arguments]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.cli.bench import audit, box, egress, measure, session, start
+from ringfence.cli.bench import audit, batch, box, egress, gateway, measure, session, start
 from ringfence.compose.runs import default_config, make_executor
 from ringfence.core.errors import Unavailable
 from tests import gateways, tooling
@@ -101,6 +101,48 @@ def test_boxes_are_measured_beside_the_bare_interpreter(
     assert os.environ["RINGFENCE_CONFIG"] == "/nowhere/at/all.yaml"
     assert not list(own_home.rglob("ringfence.db")), "nothing was recorded among the user's own"
     assert "box: memory" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(boxes_here() is not None, reason=str(boxes_here()))
+def test_a_batch_is_measured_beside_bare_programs(
+    monkeypatch: pytest.MonkeyPatch, own_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(batch, "_BATCHES", 2)
+    rows = measure.as_json(batch.run(20))
+    assert [(row["name"], row["n"], row["baseline"]) for row in rows] == [
+        ("bare, batch of 20 programs, 2 workers", 2, None),
+        ("map_code, batch of 20 programs, 2 workers", 2, "bare, batch of 20 programs, 2 workers"),
+        ("bare, batch of 20 programs, 8 workers", 2, None),
+        ("map_code, batch of 20 programs, 8 workers", 2, "bare, batch of 20 programs, 8 workers"),
+    ]
+    for bare, boxed in (rows[:2], rows[2:]):
+        assert boxed["ratio"] == pytest.approx(boxed["p50_ms"] / bare["p50_ms"], abs=0.001)
+        assert boxed["per_second"] > 0 and boxed["cpu_ms"] > 0
+    assert not list(own_home.rglob("ringfence.db")), "nothing was recorded among the user's own"
+    assert "batch: 20 programs, 8 workers, 2 of 2" in capsys.readouterr().err
+
+
+def test_an_idle_gateway_is_measured_after_calls(
+    monkeypatch: pytest.MonkeyPatch, own_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, little in {"_QUIET_SECONDS": 0.1, "_IDLE_SECONDS": 0.1, "_IDLE": 3}.items():
+        monkeypatch.setattr(gateway, name, little)
+    *calls, idle = measure.as_json(gateway.run(10, 1, 2))
+    assert [row["name"].split()[0] for row in calls] == ["direct", "read", "write"] * 2
+    assert (idle["name"], idle["n"], idle["baseline"]) == (
+        "idle gateway: processor time in a second",
+        3,
+        "one core",
+    )
+    assert idle["ratio"] >= 0 and idle["p50_ms"] >= 0
+    assert "gateway: idle for" in capsys.readouterr().err
+
+
+def test_fine_processor_time_is_that_of_the_process() -> None:
+    began = time.process_time()
+    exec(SPIN)
+    assert measure.fine_cpu_seconds(os.getpid()) == pytest.approx(time.process_time(), abs=0.05)
+    assert measure.fine_cpu_seconds(os.getpid()) >= began
 
 
 @pytest.mark.skipif(boxes_here() is not None, reason=str(boxes_here()))

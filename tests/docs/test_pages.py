@@ -58,3 +58,10 @@ def test_every_file_of_ours_that_is_named_exists(page: Path) -> None:
 def test_no_line_of_prose_is_too_long(page: Path) -> None:
     long = [line for line in prose(page).splitlines() if len(line) > 120 and not line.startswith("|")]
     assert [line for line in long if " " in line.strip()[:100]] == []
+
+
+def test_no_page_installs_ringfence_from_an_index_where_it_is_not() -> None:
+    named = re.compile(r"(?:pip|pipx|uv tool|uv pip) install [^\n`#]*(?<![\w/-])ringfence(?:\[\w+\])?(?=[\s'`]|$)")
+    pages = [page for page in PAGES if page.parent.name != "decisions"]  # which tell what was
+    found = {str(page.relative_to(ROOT)): named.findall(page.read_text()) for page in pages}
+    assert {page: lines for page, lines in found.items() if lines} == {}

@@ -114,7 +114,7 @@ async def _keyring(spec: SecretSpec, before: SourceValue | None) -> SourceValue:
     try:
         keyring: Any = importlib.import_module("keyring")
     except ImportError:
-        raise missing(spec, "the keyring is an extra: pip install 'ringfence[keyring]'") from None
+        raise missing(spec, "secrets of a keyring need its package beside Ringfence: pip install keyring") from None
     service = str(spec.options["service"])
     name = str(spec.options["name"])
     try:

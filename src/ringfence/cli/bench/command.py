@@ -8,7 +8,7 @@ import time
 import typer
 
 from ringfence.cli import common
-from ringfence.cli.bench import audit, box, egress, gateway, servers, session, start
+from ringfence.cli.bench import audit, batch, box, egress, gateway, servers, session, start
 from ringfence.cli.bench.measure import Row, as_json, row, table
 from ringfence.core import canonical
 from ringfence.core.model import Action, Call, Principal, Rule
@@ -35,15 +35,17 @@ def bench(
         min=10,
         help="For `box`, `session` and `egress`: runs per case; fewer of what is slow.",
     ),
+    programs: int = typer.Option(1000, "--programs", metavar="N", min=10, help="For `box`: programs of a batch."),
     records: int = typer.Option(100_000, "--records", metavar="N", min=1000, help="For `audit`: how long the log is."),
 ) -> None:
     """Measure this machine: each case interleaved with its baseline, as p50, p95, p99 and their ratio.
 
     \b
     policy   one decision over 100 rules
-    gateway  a governed call against the same call made directly
+    gateway  a governed call against the same call made directly; and an idle gateway's share of a core
     box      a program in a fresh box against the same program started bare: kept ready and not, by exec, with packages
-             loaded, over MCP, 1, 2 and 8 at once, a burst of 100, and the memory of live boxes
+             loaded, over MCP, 1, 2 and 8 at once, a burst of 100, and the memory of live boxes; and a batch of 1000
+             programs by map_code with 2 and with 8 workers
     session  a box that stays: a step in it, resume of a paused one, a box of a template, of a snapshot of 100 MiB, and
              the memory of idle and paused ones
     egress   a request out of a box against a direct one: in a tunnel, where TLS ends at the proxy, and with a secret
@@ -70,6 +72,7 @@ def bench(
     if name in (None, "box"):
         print(f"box: {runs} runs per case …", file=sys.stderr, flush=True)
         rows.extend(box.run(runs))
+        rows.extend(batch.run(programs))
     if name in (None, "session"):
         print(f"session: {runs} runs per case …", file=sys.stderr, flush=True)
         rows.extend(session.run(runs))

@@ -1,7 +1,7 @@
 """A governed call against the same call made directly, both over Streamable HTTP, in one run.
 
 Everything is on: 100 rules, JSON Schema, the audit chain with its signed checkpoints, facts. A `write` waits for two
-fsyncs; a `read` for none.
+fsyncs; a `read` for none. At last the same gateway with nothing to do: its share of a core, with all that it started.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from pathlib import Path
 
 import anyio
 from mcp import Client
 
 from ringfence.cli.bench import echo
-from ringfence.cli.bench.measure import Row, cpu_seconds, row
+from ringfence.cli.bench.measure import Row, below, cpu_seconds, fine_cpu_seconds, note, row
 from ringfence.core.errors import Unavailable
 from ringfence.core.record import dataclass
 from ringfence.front.listen import open_socket
@@ -37,6 +37,9 @@ policy:
 """
 _RULE = '    - {{id: r{n}, action: audit, tool_patterns: ["tool_{n}_.*"], argument_patterns: {{path: "^/srv/{n}/"}}}}\n'
 _LAST = '    - {id: r100, action: audit, tool_patterns: ["echo_.*"], when: \'args.text != "never"\'}\n'
+_QUIET_SECONDS = 2.0
+_IDLE_SECONDS = 0.5
+_IDLE = 40
 MODES = {"2025-11-25": "legacy", "2026-07-28": "2026-07-28"}
 
 
@@ -49,7 +52,7 @@ class Setup:
 
 def run(calls: int, rounds: int, concurrent: int) -> list[Row]:
     with _servers() as setup:
-        return anyio.run(_measure, setup, calls, rounds, concurrent)
+        return [*anyio.run(_measure, setup, calls, rounds, concurrent), anyio.run(_idle, setup)]
 
 
 async def _measure(setup: Setup, calls: int, rounds: int, concurrent: int) -> list[Row]:
@@ -98,6 +101,36 @@ async def _at_once(client: Client, tool: str, concurrent: int, each: int = 20) -
         for _ in range(concurrent):
             group.start_soon(_calls, client, tool, each)
     return round(concurrent * each / (time.perf_counter() - began), 1)
+
+
+async def _idle(setup: Setup) -> Row:
+    """Processor time in each second without a call, after calls and, where there are boxes, a run; `ratio` is the share
+    of one core over all of it."""
+    note(f"gateway: idle for {_IDLE * _IDLE_SECONDS:.0f} s")
+    async with Client(setup.through, mode=MODES["2025-11-25"], cache=None) as client:
+        if any(tool.name == "execute_python" for tool in (await client.list_tools()).tools):
+            await client.call_tool("execute_python", {"code": "pass"})
+    await anyio.sleep(_QUIET_SECONDS)
+    shares: list[float] = []
+    first = began = time.perf_counter()
+    start = before = _cpu_with_children(setup.gateway_pid)
+    for _ in range(_IDLE):
+        await anyio.sleep(_IDLE_SECONDS)
+        now, used = time.perf_counter(), _cpu_with_children(setup.gateway_pid)
+        shares.append((used - before) / (now - began))
+        began, before = now, used
+    made = row("idle gateway: processor time in a second", shares)
+    made.ratio = round((before - start) / (began - first), 5)
+    made.baseline = "one core"
+    return made
+
+
+def _cpu_with_children(pid: int) -> float:
+    total = 0.0
+    for each in (pid, *below(pid)):
+        with suppress(OSError):  # it has just ended
+            total += fine_cpu_seconds(each)
+    return total
 
 
 @contextmanager

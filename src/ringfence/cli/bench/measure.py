@@ -79,6 +79,11 @@ def cpu_seconds_of_all(others: Iterable[int] = ()) -> float:
     return total
 
 
+def fine_cpu_seconds(pid: int) -> float:
+    """The same of a process alone, to the nanosecond: the kernel's other figures come in hundredths of a second."""
+    return time.clock_gettime(~pid << 3 | 2)  # CPUCLOCK_SCHED of that process, as in clock_getcpuclockid(3)
+
+
 def below(pid: int) -> Iterator[int]:
     """Every process that this one started, and that those started."""
     with suppress(OSError):
