@@ -38,7 +38,7 @@ def main() -> None:
             command(prog_name="ringfence")
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
-    except Exception as exc:
+    except Exception as exc:  # `_fail` raises again what is no error of ours or of the system
         _fail(exc)
 
 

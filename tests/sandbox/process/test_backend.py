@@ -145,6 +145,20 @@ async def test_the_data_template_has_packages_loaded(backend: ProcessBackend) ->
     assert first[2] != second[2]
 
 
+async def test_what_programs_import_most_is_loaded_before_them(backend: ProcessBackend) -> None:
+    """Nothing that must not be the same in two boxes is: neither threads nor random numbers."""
+    source = """
+import sys
+print([name in sys.modules for name in ("json", "re", "collections", "datetime")])
+print([name for name in ("random", "threading", "secrets", "uuid", "tempfile", "numpy") if name in sys.modules])
+import random
+print(random.random())
+"""
+    first, second = [(await run(backend, source)).stdout.text.splitlines() for _ in range(2)]
+    assert first[:2] == second[:2] == ["[True, True, True, True]", "[]"]
+    assert first[2] != second[2]
+
+
 async def test_a_fresh_layout_has_a_hash_seed_and_addresses_of_its_own(backend: ProcessBackend) -> None:
     source = "import ctypes\nprint(hash('x'), ctypes.cast(ctypes.CDLL(None).printf, ctypes.c_void_p).value)"
     shared = [await run(backend, source) for _ in range(8)]

@@ -34,6 +34,21 @@ _SPACES = kernel.NEWUSER | kernel.NEWNS | kernel.NEWIPC | kernel.NEWUTS | kernel
 _FREEZE_AFTER = 8
 """Boxes. After so many, more are likely to come."""
 _MOST_SITES = 16
+_USUAL = (
+    "bisect",
+    "collections",
+    "copy",
+    "datetime",
+    "functools",
+    "heapq",
+    "itertools",
+    "json",
+    "math",
+    "re",
+    "string",
+)
+"""Modules that programs import most, loaded once for all boxes. None starts a thread, has random numbers or keeps
+anything of this process, and all of them together make a fork no dearer; `typing` and `dataclasses` would."""
 _REHEARSALS = 4
 """So often must the interpreter see code before it is specialised and not written to any more."""
 _RUN = "/run"
@@ -98,6 +113,9 @@ class Zygote:
             worker.load_cells()
         if config["image"]:
             import warnings  # noqa: F401, PLC0415 - `os` needs it to look for a program, and soon cannot find it
+        if config["rehearses"] and not config["image"]:
+            for name in _USUAL:
+                __import__(name)
         held, mounts = self._enter(config["trees"], template.mounts(wanted, clones))
         self._become_first_process()
         without = frozenset(config["without"])
