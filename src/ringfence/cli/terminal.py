@@ -83,7 +83,7 @@ def json_text(value: Any, *, indent: int | None = 2) -> str:
     return invisible.quotable(text, lambda character: json.dumps(character)[1:-1], "\n")
 
 
-_PAINT = {"good": "32", "bad": "31", "warning": "33", "error": "31", "head": "1", "aside": "2"}
+_PAINT = {"good": "32", "bad": "31", "warning": "33", "error": "31", "aside": "2"}
 
 
 def painted(text: str, kind: str, file: TextIO | None = None) -> str:
@@ -121,8 +121,7 @@ def table(heads: Sequence[str] | None, rows: Sequence[Sequence[object]], most: i
     for number, line in enumerate(shown):
         cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
         cells[-1] = cells[-1].rstrip()
-        text = "  ".join(map(word, cells) if heads is None or number else cells).rstrip()
-        out.append(painted(text, "head") if heads is not None and number == 0 else text)
+        out.append("  ".join(map(word, cells) if heads is None or number else cells).rstrip())
     return "\n".join(out)
 
 
