@@ -120,7 +120,8 @@ class ProcessInfo:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotInfo:
-    """A kept workspace, with its environment and working folder; without memory, secrets and rules."""
+    """The kept files of a sandbox, with its environment, working folder, template and packages; without memory, secrets
+    and rules."""
 
     id: str
     name: str | None
@@ -128,10 +129,12 @@ class SnapshotInfo:
     files: int
     created_at: str
     tree_digest: str = ""
+    template: str | None = None
+    packages: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, reply: Json) -> SnapshotInfo:
-        return made(cls, reply, id=str(reply["snapshot"]))
+        return made(cls, reply, id=str(reply["snapshot"]), packages=tuple(reply.get("packages") or ()))
 
 
 @dataclass(frozen=True, slots=True)

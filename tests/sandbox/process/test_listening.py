@@ -180,7 +180,7 @@ if os.fork(): sys.exit()
 os.setsid(); os.close(0); os.close(1); os.close(2)
 time.sleep(0.3)
 said = []
-for family, address in ((socket.AF_UNIX, "/workspace/tmp/s"), (socket.AF_INET, ("127.0.0.1", 0))):
+for family, address in ((socket.AF_UNIX, "/tmp/s"), (socket.AF_INET, ("127.0.0.1", 0))):
     server = socket.socket(family); server.bind(address)
     try: server.listen(); said.append("listens")
     except OSError as exc: said.append(str(exc.errno))

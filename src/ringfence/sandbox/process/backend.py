@@ -147,7 +147,7 @@ class ProcessBackend:
             if not baseline.uses_host_mounts:  # a mount is for the moment, so no box is kept ready with one
                 when(box.left, partial(pool.refill, baseline, limits, box.ended))
             if spec.installs:
-                inputs.make_folder(box.descriptors["workspace"], INSTALLED, box.host_id)
+                inputs.make_folder(box.descriptors["workspace"], f"tmp/{INSTALLED}", box.host_id)
             if spec.network is not None:
                 outlet = await NetworkOutlet.open(box, spec.network)
                 run.spec = replace(spec, env={**outlet.env, **spec.env})
@@ -217,6 +217,8 @@ class ProcessBackend:
         shape = self._shape(spec.limits)
         shape["mounts"] = [mount.shape for mount in baseline.mounts]
         shape["folders"] = [[folder.at, folder.max_bytes, folder.mode == "ro"] for folder in spec.folders]
+        shape["places"] = list(baseline.places)
+        shape["input"] = bool(given) or spec.has_input
         live = await self._make_live(baseline, as_run, shape, network)
         box = live.box
         live.mounted = mounting.held(baseline.mounts)
@@ -229,7 +231,7 @@ class ProcessBackend:
         box.ended.add_done_callback(lambda _: self._live.discard(live))
         try:
             if spec.installs:
-                inputs.make_folder(box.descriptors["workspace"], INSTALLED, box.host_id)
+                inputs.make_folder(box.descriptors["disk"], f"{baseline.home[1:]}/{INSTALLED}", box.host_id)
             if given:
                 inputs.put_inputs(box.descriptors["input"], given, box.host_id)
         except BaseException:
@@ -241,7 +243,7 @@ class ProcessBackend:
         """Take a box that is ready, or make one. Raises Unavailable."""
         assert self._pool is not None
         limits = _of_the_box(spec.limits)
-        if shape["folders"] or baseline.uses_host_mounts:
+        if shape["folders"] or shape["input"] or baseline.uses_host_mounts:
             zygote, box = await self._pool.spawn(baseline, limits, shape)
             self._look_at_root(box, baseline)
         else:

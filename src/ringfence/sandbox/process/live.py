@@ -132,6 +132,22 @@ class LiveBox:
         return self.box.descriptors["workspace"]
 
     @property
+    def disk(self) -> int:
+        return self.box.descriptors["disk"]
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        return tuple(self._shape["places"])
+
+    @property
+    def root(self) -> int | None:
+        return self.box.descriptors.get("root")
+
+    @property
+    def is_other(self) -> bool:
+        return self.box.host_id is None and self.box.host_id_fact.get("whose") == "own"
+
+    @property
     def input(self) -> int | None:
         return self.box.descriptors.get("input")
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
 import signal
 import socket
 import time
@@ -184,10 +183,10 @@ class Session:
         return self._box
 
     def workspace(self) -> Workspace:
-        """The workspace by a new descriptor, which the caller closes: the session may close its own at any time."""
+        """Its files by new descriptors, which the caller closes: the session may close its own at any time."""
         self.check_live()
         assert self._workspace is not None
-        return Workspace(os.dup(self._workspace.descriptor), self._workspace.owner, on_host=self._workspace.on_host)
+        return self._workspace.again()
 
     def check_live(self) -> None:
         """Raise Refused unless it is running or paused."""
@@ -203,9 +202,10 @@ class Session:
         self._box = box
         self._mounts_seen = guarded.look(self.spec.stay.mounts, box.mounted)
         try:
-            # A descriptor of our own: a box that dies closes its own, and we still keep what it wrote.
+            # Descriptors of our own: a box that dies closes its own, and we still keep what it wrote.
             on_host = tuple(mount.at for mount in self.spec.stay.mounts if mount.mode == "rw")
-            self._workspace = Workspace(os.dup(box.workspace), box.host_id, on_host=on_host)
+            of_box = Workspace(box.disk, box.host_id, None, on_host, box.places, box.root, is_other=box.is_other)
+            self._workspace = of_box.again()
             self.mounts.hold(box)
         except (OSError, KeyError) as problem:
             raise Unavailable("no_box", "the box was gone before anything could be put into it") from problem
@@ -331,7 +331,7 @@ class Session:
                 await self._save()
                 return await in_thread(lambda: work(workspace))
             finally:
-                os.close(workspace.descriptor)
+                workspace.close()
                 if not was_frozen:
                     self._thaw()
 
@@ -415,7 +415,7 @@ class Session:
             return [f"the box was not removed: {problem}"]
         finally:
             if self._workspace is not None:
-                os.close(self._workspace.descriptor)
+                self._workspace.close()
         return []
 
     def _keep_outputs(self) -> list[str]:
@@ -423,7 +423,7 @@ class Session:
         if self.spec.retain != "output" or not artifacts.wanted or self._workspace is None:
             return []
         most = self.spec.stay.limits.disk_bytes
-        left_out = artifacts.keep(self.id, self.owner, self._workspace.descriptor, most)
+        left_out = artifacts.keep(self.id, self.owner, self._workspace, most)
         return [f"{path} was not kept: {why}" for path, why in list(left_out.items())[:_MOST_LISTED]]
 
     # ── Steps ──
@@ -647,7 +647,7 @@ class Session:
                         ),
                     )
                 finally:
-                    os.close(workspace.descriptor)
+                    workspace.close()
         return list(facts)
 
     async def watch(self, path: str, recursive: bool) -> AsyncGenerator[Changed, None]:
@@ -656,7 +656,7 @@ class Session:
         try:
             watcher = workspace.watch(path, recursive=recursive)
         finally:
-            os.close(workspace.descriptor)
+            workspace.close()
         self._watchers.add(watcher)
         try:
             yield Changed("begun", path)
@@ -678,23 +678,30 @@ class Session:
         if self.spec.retain == "none":
             text = f"session {self.id} is to leave nothing on the disk, so it has no snapshots and forks"
             raise refusal("retain_none", f"{text}; create one with retain 'output'")
-        env = self.spec.stay.env
+        spec = self.spec
 
         def take(workspace: Workspace) -> Snapshot:
-            cwd = self.contexts.folder
-            return self._shared.snapshots.take(workspace, owner=self.owner, env=env, cwd=cwd, name=name)
+            return self._shared.snapshots.take(
+                workspace,
+                owner=self.owner,
+                env=spec.stay.env,
+                cwd=self.contexts.folder,
+                name=name,
+                template=spec.stay.template,
+                packages=spec.packages,
+            )
 
         return await self._tasks.run(self._while_frozen(take))
 
 
 def then_close(workspace: Workspace, work: Callable[[Workspace], T]) -> Callable[[], T]:
-    """Work for a thread, with a workspace whose descriptor is closed when it is done."""
+    """Work for a thread, with files whose descriptors are closed when it is done."""
 
     def act() -> T:
         try:
             return work(workspace)
         finally:
-            os.close(workspace.descriptor)
+            workspace.close()
 
     return act
 

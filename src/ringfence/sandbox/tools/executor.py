@@ -15,7 +15,7 @@ from ringfence.core.model import Answer, Call, Contract, Grant, Json, Principal,
 from ringfence.core.ports import Access, Backend, InstalledPackages, PackageInstaller, Route, Router, SecretBroker
 from ringfence.core.sessions import Owner, SessionInfo
 from ringfence.sandbox.tools import files, request, sessions
-from ringfence.sandbox.tools.request import Provision
+from ringfence.sandbox.tools.request import FromSnapshot, Provision
 from ringfence.sandbox.tools.run import in_fresh_box
 from ringfence.sandbox.tools.screening import OutputScreen
 from ringfence.sandbox.tools.session_broker import SessionBroker
@@ -127,8 +127,11 @@ class Executor:
         access = request.access(grant.call, grant.contract, self.provision)
         return Route() if access is None else await self._router_for(access).route(access)
 
-    async def _installed(self, grant: Grant) -> InstalledPackages | None:
-        packages = request.packages(grant.call, grant.contract, self.provision)
+    async def _installed(self, grant: Grant, kept: FromSnapshot | None = None) -> InstalledPackages | None:
+        """Raises Refused, Unavailable. What a snapshot names must be allowed now, as if it were asked for."""
+        packages = request.packages(grant.call, grant.contract, self.provision, kept or FromSnapshot())
+        if kept is not None and kept.packages and grant.call.attached is None:
+            self._installer().check(kept.packages, self.provision.installable)
         return await self._installer().install(packages) if packages else None
 
     def _installer(self) -> PackageInstaller:
@@ -212,7 +215,7 @@ class SessionExecutor:
         keeper: SessionService,
         provision: Provision,
         route: Callable[[Grant], Awaitable[Route]],
-        installed: Callable[[Grant], Awaitable[InstalledPackages | None]],
+        installed: Callable[[Grant, FromSnapshot], Awaitable[InstalledPackages | None]],
         broker: Callable[[], SecretBroker],
     ) -> None:
         """`route` makes the route out of a session that a grant opens, `installed` installs its packages, and `broker`
@@ -231,12 +234,23 @@ class SessionExecutor:
             return await _in_time(task, files.read_resource)
         tool = KIT[grant.contract.tool]
         if tool is sessions.open_session:
-            task = replace(
-                task, route=await self._route_of(grant), installed=await self._installed(grant), learn=self._learn
-            )
+            kept = await self._from_snapshot(task)
+            installed = await self._installed(grant, kept)
+            task = replace(task, route=await self._route_of(grant), installed=installed, kept=kept, learn=self._learn)
         else:
             await self._offer_secrets(task, tool)
         return await (tool.handler(task) if tool.own_clock else _in_time(task, tool.handler))
+
+    async def _from_snapshot(self, task: Task) -> FromSnapshot:
+        """What the snapshot brings along that a session is opened from; an unknown one is refused by the keeper."""
+        reference = task.given.get("snapshot")
+        if reference is None:
+            return FromSnapshot()
+        those = await self._keeper.snapshots(task.owner)
+        found = next((each for each in those if reference in (each.id, each.name)), None)
+        if found is None:
+            return FromSnapshot()
+        return FromSnapshot(found.template, () if "packages" in task.given else found.packages)
 
     async def state_of(self, principal: Principal, session: str) -> tuple[int, str, bool]:
         return await self._keeper.state_of(owner_of(principal), session)
