@@ -86,6 +86,7 @@ class FakeBox:
         self.folders: Mapping[str, int] = {}
         self.host_id: int | None = None
         self.paused = False
+        self.gives_back: int | None = None
         self.pauses = 0
         self.interpreters = 0
         self.begun = 0
@@ -122,6 +123,10 @@ class FakeBox:
 
     def memory(self) -> int:
         return 1000
+
+    def give_back(self) -> int | None:
+        assert self.paused
+        return self.gives_back
 
     def runs_on(self) -> bool:
         return False

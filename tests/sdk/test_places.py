@@ -125,6 +125,23 @@ def test_a_pause_a_snapshot_and_a_fork_keep_all_that_a_box_wrote() -> None:
         assert box.files.read("/home/user/.config/h") == "h\n"
 
 
+def test_a_snapshot_keeps_template_and_environment() -> None:
+    with Sandbox.create(template="data", envs={"KEPT": "yes"}) as box:
+        snapshot = box.snapshot("kept")
+    assert (snapshot.template, snapshot.packages) == ("data", ())
+    with Sandbox.create(snapshot="kept") as again:
+        assert again.info().template == "data"
+        assert again.run_code("import os; os.environ['KEPT']").text == "'yes'"
+    with Sandbox.create(snapshot=snapshot, template="python") as other:
+        assert other.info().template == "python"
+
+
+def test_facts_say_what_becomes_of_the_memory_of_a_paused_box() -> None:
+    with Sandbox.create() as box:
+        box.pause()
+        assert box.info().isolation["paused_memory"] in ("resident", "given_back")
+
+
 def test_temporary_files_and_those_of_the_user_count_as_disk() -> None:
     with Sandbox.create(limits=Limits(disk_bytes=16 * 1024 * 1024)) as box:
         done = box.commands.run("head -c 9M /dev/zero > /tmp/a; head -c 9M /dev/zero > ~/b; stat -c %s /tmp/a ~/b")

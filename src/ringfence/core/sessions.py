@@ -197,6 +197,8 @@ class SessionInfo:
     snapshot: str | None = None
     """The snapshot that it was made from."""
     memory_bytes: int | None = None
+    given_back_bytes: int | None = None
+    """How much of its memory the host has back, since it is paused."""
     network: tuple[str, ...] = ()
     """The hosts that its box may reach."""
     secrets: SessionSecrets | None = None
@@ -427,6 +429,11 @@ class StayingBox(Protocol):
     def pause(self) -> None: ...
 
     def resume(self) -> None: ...
+
+    def give_back(self) -> int | None:
+        """Give the memory of a paused box back to the host, until it is used again. Blocks. Returns how many bytes that
+        freed; None where this host has no way to, and it stays resident. Raises OSError."""
+        ...
 
     def memory(self) -> int: ...
 

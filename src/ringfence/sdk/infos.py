@@ -41,6 +41,8 @@ class SandboxInfo:
     snapshot: str | None = None
     """The snapshot that it was made from."""
     memory_bytes: int | None = None
+    given_back_bytes: int | None = None
+    """How much of that the host has back while it is paused; None: nothing, so far or on this host."""
     network: tuple[str, ...] = ()
     """The hosts and addresses that it may reach."""
 
@@ -134,7 +136,8 @@ class SnapshotInfo:
 
     @classmethod
     def of(cls, reply: Json) -> SnapshotInfo:
-        return made(cls, reply, id=str(reply["snapshot"]), packages=tuple(reply.get("packages") or ()))
+        packages = tuple(reply.get("packages") or ())
+        return made(cls, {**reply, "packages": packages}, id=str(reply["snapshot"]))
 
 
 @dataclass(frozen=True, slots=True)

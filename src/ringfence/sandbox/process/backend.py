@@ -249,7 +249,7 @@ class ProcessBackend:
         else:
             zygote, box = await self._pool.stay(baseline, limits, shape)
             asyncio.get_running_loop().call_later(_SPARE_SECONDS, self._pool.refill, baseline, limits)
-        live = LiveBox(box, zygote, shape, self._isolation(box, spec, None))
+        live = LiveBox(box, zygote, shape, self._isolation(box, spec, None, stays=True))
         live.has_interpreter = baseline.image is None
         try:
             if network is not None:
@@ -427,12 +427,13 @@ class ProcessBackend:
             for name, how in capabilities.MEANS.items()
         }
 
-    def _isolation(self, box: Box, spec: BoxSpec, overshoot: int | None) -> Json:
+    def _isolation(self, box: Box, spec: BoxSpec, overshoot: int | None, *, stays: bool = False) -> Json:
         tested = self._tested or self._untested
         assert self._host is not None and tested is not None
         overshoot = None if self._counts("memory") else overshoot
         listens = spec.listening.allowed
-        given = (spec.layout, spec.mounts, spec.root is not None, listens)
+        gives_back = stays and box.group is not None and box.group.gives_back()
+        given = (spec.layout, spec.mounts, spec.root is not None, listens, stays, gives_back)
         seen = (tuple(box.isolation.items()), tuple(box.host_id_fact.items()), tested.at, given, overshoot)
         if seen not in self._isolations:
             means = self._means()
@@ -446,6 +447,8 @@ class ProcessBackend:
                 fact["listen"] = "allowed"
             if spec.root is not None:
                 fact["root"] = "image"
+            if stays:
+                fact["paused_memory"] = "given_back" if gives_back else "resident"
             self._isolations = {seen: fact}
         return self._isolations[seen]
 

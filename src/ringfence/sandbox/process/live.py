@@ -463,6 +463,10 @@ class LiveBox:
         for step in self._steps:
             step.clock.go_on()
 
+    def give_back(self) -> int | None:
+        group = self.box.group
+        return group.give_back() if self.paused and group is not None and group.gives_back() else None
+
     def _signal_everything(self, number: int) -> bool:
         """Signal every process, in two rounds because some may fork meanwhile. Returns whether there were any."""
         first = self.box.first

@@ -98,7 +98,13 @@ class SessionManager:
         self._artifacts = Artifacts(folder / "artifacts", rules.retain_seconds, rules.retain_bytes, past)
         self._tasks = DetachedTasks()
         self._shared = SharedResources(
-            self._journal, self._artifacts, self._snapshots, DetachedTasks(), rules.paused_seconds, peer
+            self._journal,
+            self._artifacts,
+            self._snapshots,
+            DetachedTasks(),
+            rules.paused_seconds,
+            peer,
+            rules.reclaim_seconds,
         )
         self._sessions: dict[str, Session] = {}
         self._tidying: asyncio.Task[None] | None = None

@@ -86,6 +86,8 @@ class SharedResources:
     """How long a session may stay paused."""
     peer: Peer | None = None
     """Which user is at the other end of a connection to a forwarded port."""
+    reclaim_seconds: float | None = None
+    """How long a session is paused until its memory is given back; None: never."""
 
 
 def stopped(info: SessionInfo, besides: str = "") -> Refused:
@@ -124,6 +126,8 @@ class Session:
         self._lifetime = PausableTimer(spec.lifetime_seconds, lambda: self._end_soon("lifetime"))
         self._paused = PausableTimer(shared.paused_seconds, lambda: self._end_soon("lifetime"))
         self._idle: asyncio.TimerHandle | None = None
+        self._reclaim: asyncio.TimerHandle | None = None
+        self._given_back: int | None = None
         self._box: StayingBox | None = None
         self._workspace: Workspace | None = None
         self._frozen = False
@@ -144,7 +148,9 @@ class Session:
     @property
     def info(self) -> SessionInfo:
         box = self._box if self.state in ("running", "paused") else None
-        return self._brief if box is None else replace(self._brief, memory_bytes=_memory(box))
+        if box is None:
+            return self._brief
+        return replace(self._brief, memory_bytes=_memory(box), given_back_bytes=self._given_back)
 
     @property
     def _brief(self) -> SessionInfo:
@@ -294,7 +300,30 @@ class Session:
                 self._lifetime.stop()
                 self._paused.set(self._shared.paused_seconds)
                 self._paused.start()
+                self._give_back_later()
                 self._shared.journal.note("paused", self.id, self.owner, self.step)
+
+    def _give_back_later(self) -> None:
+        """Nothing of a session that leaves nothing on the disk goes to swap space either."""
+        seconds = self._shared.reclaim_seconds
+        if seconds is not None and self.spec.retain != "none":
+            loop = asyncio.get_running_loop()
+            self._reclaim = loop.call_later(seconds, lambda: self._tasks.start(self._give_back()))
+
+    async def _give_back(self) -> None:
+        async with self._lock.exclusive():
+            box = self._box
+            if self.state == "paused" and box is not None:
+                try:
+                    self._given_back = await in_thread(box.give_back)
+                except OSError as problem:
+                    log.warning("session %s keeps its memory while it is paused: %s", self.id, problem)
+
+    def _keep_memory(self) -> None:
+        self._given_back = None
+        if self._reclaim is not None:
+            self._reclaim.cancel()
+            self._reclaim = None
 
     async def resume(self) -> SessionInfo:
         await self._resume()
@@ -306,6 +335,7 @@ class Session:
             if self.state == "paused":
                 self._thaw()
                 self.state = "running"
+                self._keep_memory()
                 self._paused.stop()
                 self._lifetime.start()
                 self._used()
@@ -372,6 +402,7 @@ class Session:
         self._why = why
         self._lifetime.stop()
         self._paused.stop()
+        self._keep_memory()
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None

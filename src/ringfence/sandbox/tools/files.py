@@ -356,7 +356,9 @@ async def list_resources(keeper: SessionService, principal: Principal) -> list[J
         if info.state == "starting":
             continue
         try:
-            found = await keeper.entries(owner, info.id, OUTPUT, _DEEPEST)
+            # A link there would lead to what is no result.
+            is_folder = (await keeper.stat(owner, info.id, OUTPUT)).kind == "dir"
+            found = await keeper.entries(owner, info.id, OUTPUT, _DEEPEST) if is_folder else []
         except RingfenceError:
             continue  # it ended just now, nothing was kept, or the program in it put something else there
         for entry in found:

@@ -143,6 +143,7 @@ def session_json(info: SessionInfo, *, wide: bool) -> Json:
         "ended_at": info.ended_at,
         "snapshot": info.snapshot,
         "memory_bytes": info.memory_bytes,
+        "given_back_bytes": info.given_back_bytes,
         "limits": asdict(info.limits),
         "network": list(info.network),
         "isolation": dict(info.isolation),
