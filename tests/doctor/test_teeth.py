@@ -62,7 +62,10 @@ BITES = {
 CARRYING = ("mount_namespace", "mapping", "entrance", "identity", "own_root", "workspace", "pivot")
 """Without one of these nothing that follows can be done, so no box comes about."""
 SEEN_IN_FACTS = ("keyring", "priority", "shares")
-GIVING = ("folder", "folders", "rooms", "mounts", "loopback", "input", "cores", "memory", "cpu_time", "terminals")
+GIVING = (
+    *("folder", "folders", "rooms", "mounts", "places", "whole", "loopback", "input", "cores", "memory", "cpu_time"),
+    "terminals",
+)
 """What these are good for is shown below, or by what does not work without them."""
 
 

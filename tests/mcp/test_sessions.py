@@ -258,10 +258,10 @@ async def test_what_cannot_be_is_refused_by_name(served: gateways.Served) -> Non
             ("open_session", {"limits": {"memory_bytes": 2**40}}, "bad_arguments"),
             ("open_session", {"template": "none"}, "unknown_template"),
             ("open_session", {"snapshot": "none"}, "not_found"),
-            ("read_file", {"session": agent.session, "path": "../etc/passwd"}, "outside"),
+            ("read_file", {"session": agent.session, "path": "../etc/shadow"}, "not_found"),
             ("read_file", {"session": agent.session, "path": "none"}, "not_found"),
             ("write_file", {"session": agent.session, "path": "a"}, "bad_arguments"),
-            ("write_file", {"session": agent.session, "path": "input/a", "text": ""}, "read_only"),
+            ("write_file", {"session": agent.session, "path": "/etc/a", "text": ""}, "read_only"),
             ("extend_session", {"session": agent.session, "lifetime_seconds": 9}, "unknown_tool"),
         ):
             assert about(await client.call_tool(tool, arguments))["reason_code"] == code, (tool, arguments)

@@ -73,14 +73,19 @@ class FakeBox:
         set_up = {"template": {"setup": "user"}} if spec.setup is not None else {}
         self.isolation: Mapping[str, Any] = {"backend": "fake", **set_up}
         self.mounted: Mapping[str, tuple[bool, tuple[int, int]]] = {}
-        self.place = Path(tempfile.mkdtemp(prefix="fake-box-"))
-        for name in ("input", "output", "tmp"):
-            (self.place / name).mkdir()
-        self.workspace = os.open(self.place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.whole = Path(tempfile.mkdtemp(prefix="fake-box-"))
+        self.place = self.whole / "workspace"
+        for name in ("workspace", "tmp", "home/user"):
+            (self.whole / name).mkdir(parents=True)
+        self.disk = os.open(self.whole, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.places = ("/tmp", "/home/user")
+        self.root: int | None = None
+        self.is_other = False
         self.input: int | None = None
         self.folders: Mapping[str, int] = {}
         self.host_id: int | None = None
         self.paused = False
+        self.gives_back: int | None = None
         self.pauses = 0
         self.interpreters = 0
         self.begun = 0
@@ -118,13 +123,17 @@ class FakeBox:
     def memory(self) -> int:
         return 1000
 
+    def give_back(self) -> int | None:
+        assert self.paused
+        return self.gives_back
+
     def runs_on(self) -> bool:
         return False
 
     def die(self, why: str = "it died") -> None:
         if not self.gone.done():
             self.gone.set_result(why)
-            os.close(self.workspace)
+            os.close(self.disk)
 
     async def end(self) -> None:
         await asyncio.sleep(TICK)
@@ -210,6 +219,7 @@ class FakeInterpreter:
             said.append(rest.encode())
         elif word == "put" and not self.box.gone.done():
             path, _, text = rest.partition(" ")
+            (self.box.place / path).parent.mkdir(parents=True, exist_ok=True)
             (self.box.place / path).write_text(text)
         return ""
 
@@ -351,7 +361,7 @@ async def fake_sessions(folder: Path, **rules: Any) -> AsyncIterator[FakeSession
     yield FakeSessions(manager, backend, folder)
     await manager.close()
     for box in backend.boxes:  # who has a real one open has its files, too, until then
-        shutil.rmtree(box.place)
+        shutil.rmtree(box.whole)
     assert manager.live == 0
     assert backend.open_boxes == 0
     left = {task for task in asyncio.all_tasks() - tasks if "TestRunner" not in repr(task)}

@@ -129,9 +129,10 @@ def test_folders_are_listed_made_renamed_and_removed(sandbox: Sandbox) -> None:
         sandbox.files.list(depth=0)
 
 
-@pytest.mark.parametrize("path", ["/etc/passwd", "../../etc/passwd", "a/../../b", "leads_out", "input/new", "a\0b", ""])
-def test_nothing_outside_can_be_named(path: str, sandbox: Sandbox) -> None:
-    sandbox.run_code("import os\nif not os.path.lexists('leads_out'): os.symlink('/etc/passwd', 'leads_out')")
+@pytest.mark.parametrize("path", ["/etc/shadow", "../../etc/shadow", "a/../../b", "leads_out", "a\0b", ""])
+def test_nothing_outside_of_the_box_can_be_named(path: str, sandbox: Sandbox, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("of the host")
+    sandbox.commands.run(f"ln -sf {tmp_path}/secret leads_out")
     with pytest.raises(Refused):
         sandbox.files.read(path)
     if path != "leads_out":  # which is replaced, and not written through

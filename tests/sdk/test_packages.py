@@ -57,6 +57,15 @@ def test_a_sandbox_has_them_in_cells_and_in_commands(digest: str) -> None:
         assert sandbox.commands.run(f"python3 -c '{IMPORTED}'").stdout == "hello\n"
 
 
+def test_a_sandbox_from_a_snapshot_has_the_packages_of_the_first(digest: str) -> None:
+    with Sandbox.create(packages=["greeting"]) as sandbox:
+        snapshot = sandbox.snapshot()
+    assert snapshot.packages == ("greeting",)
+    with Sandbox.create(snapshot=snapshot) as again:
+        assert again.run_code("import greeting; greeting.__name__").text == "'greeting'"
+        assert again.snapshot().packages == ("greeting",)
+
+
 def test_what_is_no_package_is_refused_before_anything_runs(digest: str) -> None:
     with pytest.raises(Refused, match="not a package"):
         run_code("1", packages=["--index-url=http://127.0.0.1:1"])

@@ -87,6 +87,7 @@ def keeper_rules(settings: SandboxSettings) -> KeeperRules:
         retain_seconds=settings.session_retain_seconds,
         retain_bytes=settings.session_retain_mb * MIB,
         paused_seconds=settings.session_paused_seconds,
+        reclaim_seconds=settings.reclaim_after_seconds,
     )
 
 

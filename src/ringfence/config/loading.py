@@ -284,6 +284,7 @@ def _sandbox(shape: schema.SandboxSection, base: Path) -> SandboxSettings:
         session_retain_seconds=shape.session_retain_seconds,
         session_retain_mb=shape.session_retain_mb,
         session_paused_seconds=shape.session_paused_seconds,
+        reclaim_after_seconds=shape.reclaim_after_seconds,
     )
 
 

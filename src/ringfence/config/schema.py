@@ -339,6 +339,7 @@ class SandboxSection(Shape):
     session_retain_seconds: Annotated[float, Field(ge=0, le=31_536_000)] = 86_400.0
     session_retain_mb: Annotated[int, Field(ge=1, le=16_777_216), Mebibytes] = 2048
     session_paused_seconds: Annotated[float, Field(gt=0, le=31_536_000)] = 86_400.0
+    reclaim_after_seconds: Annotated[float, Field(ge=0, le=31_536_000)] | None = 60.0
     network_enabled: bool = False
     allowed_egress_domains: list[HostPattern] = []
     docker_image: Text | None = None

@@ -70,6 +70,8 @@ class SandboxSettings:
     session_retain_mb: int = 2048
     """What is kept of all of them together."""
     session_paused_seconds: float = 86_400.0
+    reclaim_after_seconds: float | None = 60.0
+    """How long a session is paused until its memory is given back; None: never."""
     setups: Mapping[str, SetUp] = field(default_factory=dict)
     """What boxes of a template begin with beside its packages."""
     installs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -123,7 +123,10 @@ _CALLER = {
     "bad_range": ("That is not a range of a file.", "Use an offset and length of 0 or more."),
     "bad_depth": ("That is not a depth.", "Use 1 or more."),
     "bad_archive": ("The archive cannot be used.", "Make it anew, as a plain tar file."),
-    "outside": ("The path is outside of the workspace.", "Use a path beneath it."),
+    "outside": (
+        "Of that session only `/workspace/output` is left, or the path is no place for a volume.",
+        "Use a path beneath `/workspace`.",
+    ),
     "not_found": ("There is no such file, snapshot or volume.", "List the folder, the snapshots or the volumes."),
     "not_a_folder": ("The path leads through something that is not a folder.", "Look at the path, and at links in it."),
     "not_a_file": ("The path is not a regular file.", "Name a file."),

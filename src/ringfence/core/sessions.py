@@ -78,6 +78,8 @@ class StaySpec:
     listening: Listening = NOBODY_LISTENS
     root: Path | None = None
     """A host folder with an unpacked image that is its root, read-only, instead of the host's system; for commands."""
+    has_input: bool = False
+    """It has a folder for inputs even where none are given, for those of a snapshot."""
 
 
 @plain
@@ -163,6 +165,8 @@ class SessionSpec:
     secrets: SessionSecrets | None = None
     """Secrets that its box may use without having them."""
     retain: Retain = "output"
+    packages: tuple[str, ...] = ()
+    """The names of the packages that were installed for it, for its snapshots."""
 
 
 @plain
@@ -185,6 +189,8 @@ class SessionInfo:
     snapshot: str | None = None
     """The snapshot that it was made from."""
     memory_bytes: int | None = None
+    given_back_bytes: int | None = None
+    """How much of its memory the host has back, since it is paused."""
     network: tuple[str, ...] = ()
     """The hosts that its box may reach."""
     rules: tuple[NetworkRule, ...] = ()
@@ -380,13 +386,28 @@ class StayingBox(Protocol):
         ...
 
     @property
-    def workspace(self) -> int:
-        """A descriptor of /workspace."""
+    def disk(self) -> int:
+        """A descriptor of the folder that has all that it may write, by the paths that it sees."""
+        ...
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Its folders for temporary files and for its user, on its disk like /workspace."""
+        ...
+
+    @property
+    def root(self) -> int | None:
+        """A descriptor of its root, to look at the rest of what it may read; None: that cannot be had."""
+        ...
+
+    @property
+    def is_other(self) -> bool:
+        """Whether it is another user than we are, and we cannot act as that user."""
         ...
 
     @property
     def input(self) -> int | None:
-        """A writable descriptor of /workspace/input."""
+        """A writable descriptor of /workspace/input, where it has that."""
         ...
 
     @property
@@ -406,6 +427,11 @@ class StayingBox(Protocol):
     def pause(self) -> None: ...
 
     def resume(self) -> None: ...
+
+    def give_back(self) -> int | None:
+        """Give the memory of a paused box back to the host, until it is used again. Blocks. Returns how many bytes that
+        freed; None where this host has no way to, and it stays resident. Raises OSError."""
+        ...
 
     def memory(self) -> int: ...
 

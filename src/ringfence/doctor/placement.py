@@ -57,6 +57,8 @@ class PlacedBackend:
 
 PLANTED = b"""
 import builtins, os, signal, sys, threading
+for name in ("tmp", "output"):
+    os.mkdir(f"/workspace/{name}")
 for name in ("sitecustomize", "usercustomize", "tmp/os", "tmp/json", "output/ctypes"):
     with open(f"/workspace/{name}.py", "w") as file:
         file.write("raise SystemExit('planted')")
@@ -89,8 +91,9 @@ class InSession(PlacedBackend):
     """Runs each case as the second program of a box."""
 
     async def run(self, spec: BoxSpec, tell: OnOutput | None = None) -> BoxReport:
+        # Cases look for the folders of a program that is run once.
         stay = StaySpec(spec.limits, spec.env, spec.inputs, (), spec.trees, spec.template, tenant=spec.tenant)
-        stay = replace(stay, listening=spec.listening, mounts=spec.mounts, layout=spec.layout)
+        stay = replace(stay, listening=spec.listening, mounts=spec.mounts, layout=spec.layout, has_input=True)
         box = await self._backend.open(stay, spec.network)
         try:
             listener = tell or discard_output
@@ -142,9 +145,11 @@ class InServer(PlacedBackend):
         given = replace(stay, env=spec.env, inputs=spec.inputs, template=spec.template, tenant=spec.tenant)
         trees = tuple(tree for tree in spec.trees if not any(str(tree) == mount.at for mount in stay.mounts))
         box = await self._backend.open(
-            replace(given, limits=spec.limits, trees=trees, listening=spec.listening), spec.network
+            replace(given, limits=spec.limits, trees=trees, listening=spec.listening, has_input=True), spec.network
         )
         try:
+            folders = Command(("mkdir", "/workspace/tmp", "/workspace/output"))
+            await (await box.command(folders, discard_output)).over()
             wanted = replace(command, limits=spec.limits, stdin=spec.program.stdin)
             return await (await box.command(wanted, tell)).over()
         finally:

@@ -32,7 +32,7 @@ class CommandOptions(TypedDict, total=False):
     """Seconds until it is ended, also in the background."""
     envs: Mapping[str, str]
     cwd: str
-    """Its working folder, relative to /workspace. Default: /workspace."""
+    """Its working folder, absolute or relative to /workspace. Default: /workspace."""
     stdin: str | bytes
     """Its whole input. A command in the background without one takes input from `send_stdin`."""
     pty: tuple[int, int]

@@ -1,4 +1,5 @@
-"""The files of a sandbox. Paths are absolute beneath /workspace, or relative to it; nothing outside can be named."""
+"""The files of a sandbox. Paths are those that its programs see, or relative to /workspace; what a program in it could
+not read or write is refused, too."""
 
 from __future__ import annotations
 
@@ -348,7 +349,7 @@ async def packed(
     with tempfile.TemporaryFile(prefix="ringfence-") as file:
         found: dict[str, str] = {}
         digest = await asyncio.to_thread(_pack, folder, file, found)
-        left_out.update((path.removeprefix("/workspace/"), why) for path, why in found.items())
+        left_out.update(found)
         yield digest, _read(file, digest["bytes"], tell)
 
 

@@ -42,6 +42,8 @@ class SandboxInfo:
     snapshot: str | None = None
     """The snapshot that it was made from."""
     memory_bytes: int | None = None
+    given_back_bytes: int | None = None
+    """How much of that the host has back while it is paused; None: nothing, so far or on this host."""
     network: tuple[str, ...] = ()
     """The hosts and addresses that it may reach."""
 
@@ -130,7 +132,8 @@ class ProcessInfo:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotInfo:
-    """A kept workspace, with its environment and working folder; without memory, secrets and rules."""
+    """The kept files of a sandbox, with its environment, working folder, template and packages; without memory, secrets
+    and rules."""
 
     id: str
     name: str | None
@@ -138,10 +141,13 @@ class SnapshotInfo:
     files: int
     created_at: str
     tree_digest: str = ""
+    template: str | None = None
+    packages: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, reply: Json) -> SnapshotInfo:
-        return made(cls, reply, id=str(reply["snapshot"]))
+        packages = tuple(reply.get("packages") or ())
+        return made(cls, {**reply, "packages": packages}, id=str(reply["snapshot"]))
 
 
 @dataclass(frozen=True, slots=True)

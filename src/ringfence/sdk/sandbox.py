@@ -97,7 +97,7 @@ class SandboxOptions(ConnectOptions, total=False):
     snapshot: str | SnapshotInfo
     """What to start from: the files of another sandbox, by the snapshot's id or name."""
     inputs: Inputs
-    """Files for /workspace/input, which is read-only."""
+    """Files for /workspace/input, which is read-only; without any there is no such folder."""
     lifetime: float
     """Box lifetime: seconds until it is ended. Pauses do not count."""
     idle: float | None
@@ -105,7 +105,7 @@ class SandboxOptions(ConnectOptions, total=False):
     auto_resume: bool
     """Whether using it while it is paused resumes it. If not, its use is refused until `resume`."""
     retain: Literal["none", "output"]
-    """What to keep of it when it has ended: the files in /workspace/output, or nothing."""
+    """What to keep of it when it has ended: the files in /workspace/output, where it made that, or nothing."""
 
 
 class CodeOptions(TypedDict, total=False):

@@ -53,9 +53,9 @@ def test_the_exit_code_tells_how_it_ended(case: str, box: str) -> None:
 
 
 def test_a_command_gets_our_stdin_our_variables_and_a_folder(box: str) -> None:
-    command = ringfence("box", "exec", box, "--shell", "cat; echo $A; pwd", "--env", "A=b", "--cwd", "output")
+    command = ringfence("box", "exec", box, "--shell", "cat; echo $A; pwd", "--env", "A=b", "--cwd", "/tmp")
     ended = subprocess.run(command, input="typed\n", capture_output=True, text=True, check=False)
-    assert ended.stdout == "typed\nb\n/workspace/output\n", ended.stderr
+    assert ended.stdout == "typed\nb\n/tmp\n", ended.stderr
 
 
 def test_a_command_in_the_background_is_started_and_left(box: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.sandbox.process.cgroups import hierarchy
+from ringfence.sandbox.process.cgroups import cgroup, hierarchy
 from ringfence.sandbox.process.cgroups.cgroup import Cgroups, Group
 from ringfence.sandbox.process.cgroups.cgroupfs import write
 
@@ -175,6 +175,35 @@ def test_what_the_files_of_v2_tell(kernel: Kernel) -> None:
     assert (group.pids_denied(), group.pids_peak()) == (5, 9)
     assert group.cpu_ms() == 1.5
     assert group.frozen() is True
+
+
+def test_memory_is_given_back_where_the_host_has_a_place_for_it(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    group, path = made(kernel)
+    swaps = tmp_path / "swaps"
+    monkeypatch.setattr(cgroup, "SWAPS", str(swaps))
+    assert not group.gives_back(), "no swap that could be read"
+    swaps.write_text("Filename Type Size Used Priority\n")
+    put(path, memory_reclaim="", memory_current="5000\n", memory_swap_current="0\n")
+    (path / "memory.swap.current").write_text("0\n")
+    assert not group.gives_back(), "no swap"
+    swaps.write_text("Filename Type Size Used Priority\n/swap file 1000 0 -2\n")
+    assert group.gives_back()
+    order = []
+
+    def reclaiming(file: str, text: str) -> None:
+        order.append((Path(file).name, text))
+        if file.endswith("memory.reclaim"):
+            (path / "memory.current").write_text("1000\n")
+            (path / "memory.swap.current").write_text("4000\n")
+            raise OSError(errno.EAGAIN, "not all of it")
+
+    monkeypatch.setattr(cgroup, "write", reclaiming)
+    assert group.give_back() == 4000
+    assert order == [("memory.swap.max", "max"), ("memory.reclaim", "5000"), ("memory.swap.max", "0")]
+    put(path, memory_stat="anon 100\nfile 0\nkernel 0\nshmem 7\n")
+    assert group.usage_parts() == (4007, 100), "it is still its own"
 
 
 def test_what_an_older_kernel_does_not_tell_is_none(kernel: Kernel) -> None:

@@ -76,7 +76,7 @@ async def test_cells_are_the_same_as_in_a_fork(box: LiveBox, backend: ProcessBac
     fork = await (await backend.open(StaySpec())).interpreter()
     fresh = await box.interpreter()
     sources = (
-        "import os, sys, json\nx = 20; os.chdir('/workspace/tmp')",
+        "import os, sys, json\nx = 20; os.chdir('/tmp')",
         "(x + 1, os.getcwd(), sys.argv, sys.path[0], __name__, sys.flags, sorted(os.environ))",
         "print('out'); print('err', file=sys.stderr); display({'a': 1}); _",
         "def f(n):\n    return 1 / n\nf(0)",

@@ -87,6 +87,8 @@ async def test_what_a_forger_does_is_charged_to_it(box: LiveBox) -> None:
     source = f"""{FORGE}{REFUSED}
 forge(1)
 be_refused()
+import os
+os.makedirs('/workspace/output', exist_ok=True)
 open('/workspace/output/mine', 'w').write('x')
 import time
 while time.thread_time() < 0.3: pass
@@ -219,7 +221,8 @@ threading.Thread(target=later).start()
 async def test_what_is_done_between_two_steps_is_told_apart(box: LiveBox) -> None:
     interpreter = await box.interpreter()
     left = """
-import signal, time
+import os, signal, time
+os.mkdir('/workspace/output')
 def later():
     signal.sigwait({signal.SIGUSR1})
     be_refused()

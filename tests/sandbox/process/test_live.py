@@ -53,9 +53,9 @@ def said(report: CellReport) -> str:
 
 async def test_variables_imports_and_the_working_folder_stay(box: LiveBox) -> None:
     interpreter = await box.interpreter()
-    await run(interpreter, "import os, math; x = 20; os.chdir('/workspace/tmp')")
+    await run(interpreter, "import os, math; x = 20; os.chdir('/tmp')")
     report = await run(interpreter, "(x + 1, math.floor(2.5), os.getcwd())")
-    assert said(report) == "(21, 2, '/workspace/tmp')"
+    assert said(report) == "(21, 2, '/tmp')"
     assert (report.report.ended, report.report.exit_status, report.alive) == ("exited", 0, True)
 
 
@@ -330,7 +330,7 @@ async def test_every_later_process_is_confined_like_the_first(box: LiveBox) -> N
     assert "Seccomp:\t2" in later.stdout.text and "NoNewPrivs:\t1" in later.stdout.text
     assert later.stdout.text.count("0000000000000000") == 5
     assert os.readlink("/proc/self/ns/user") not in later.stdout.text
-    assert (await shell(box, "mount -t tmpfs x /workspace/tmp")).exit_status != 0
+    assert (await shell(box, "mount -t tmpfs x /tmp")).exit_status != 0
 
 
 async def test_refused_calls_are_counted_for_the_step_that_made_them(box: LiveBox) -> None:
@@ -342,7 +342,7 @@ async def test_refused_calls_are_counted_for_the_step_that_made_them(box: LiveBo
 
 async def test_new_files_of_a_step_are_its_facts(box: LiveBox) -> None:
     interpreter = await box.interpreter()
-    first = await run(interpreter, "open('/workspace/output/a', 'w').write('1')")
+    first = await run(interpreter, "import os; os.mkdir('output'); open('/workspace/output/a', 'w').write('1')")
     second = await run(interpreter, "open('/workspace/output/b', 'w').write('2')")
     third = await run(interpreter, "1")
     assert [[fact.path for fact in each.report.files] for each in (first, second, third)] == [
@@ -364,7 +364,8 @@ async def test_large_files_of_a_step_are_read_beside_the_event_loop_however_litt
     collect = collecting.collect
     monkeypatch.setattr(collecting, "collect", watched)
     interpreter = await box.interpreter()
-    source = "import os\nos.truncate(os.open('/workspace/output/{}', os.O_CREAT | os.O_WRONLY), 5_000_000)"
+    source = "import os\nos.makedirs('output', exist_ok=True)\n"
+    source += "os.truncate(os.open('/workspace/output/{}', os.O_CREAT | os.O_WRONLY), 5_000_000)"
     first = await run(interpreter, source.format("x"))
     second = await shell(box, f'python3 -c "{source.format("y")}"')
     third = await run(interpreter, "pass")
@@ -419,7 +420,8 @@ async def test_files_that_we_put_into_a_workspace_make_no_room_for_memory(box: L
 
 async def test_a_file_that_is_changed_through_a_mapping_is_seen(box: LiveBox) -> None:
     interpreter = await box.interpreter()
-    source = "import mmap\nfile = open('/workspace/output/a', 'w+b'); file.write(b'harmless'); file.flush()\n"
+    source = "import mmap, os\nos.mkdir('output')\n"
+    source += "file = open('/workspace/output/a', 'w+b'); file.write(b'harmless'); file.flush()\n"
     first = await run(interpreter, source + "view = mmap.mmap(file.fileno(), 8); view[:8] = b'harmless'")
     second = await run(interpreter, "view[:8] = b'HARMFUL!'")
     third = await run(interpreter, "pass")

@@ -104,6 +104,7 @@ libc = ctypes.CDLL(None)
 libc.mmap.restype = ctypes.c_void_p
 libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+os.mkdir("/workspace/output")
 open("/workspace/output/x", "w").write("x")
 size = os.sysconf("SC_PAGE_SIZE")
 start = libc.mmap(None, 8000 * size, 0, 0x4022, -1, 0)

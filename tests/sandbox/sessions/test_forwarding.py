@@ -23,7 +23,7 @@ from ringfence.sdk import engine
 from tests import boxing, gateways, tooling
 
 PYTHON = "/usr/bin/python3"
-SERVER = "cd output && echo hello > x && exec python3 -m http.server 8000 --bind 127.0.0.1"
+SERVER = "mkdir site && cd site && echo hello > x && exec python3 -m http.server 8000 --bind 127.0.0.1"
 REACHED = """
 import time, urllib.request
 def reached():

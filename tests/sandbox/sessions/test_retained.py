@@ -66,6 +66,7 @@ async def left(here: FakeSessions, *sizes: int, owner: Owner = ME) -> str:
     """A session that has ended and left files of these sizes, all holes."""
     box = (await here.manager.create(owner, SessionSpec())).id
     for number, size in enumerate(sizes):
+        (here.backend.boxes[-1].place / "output").mkdir(exist_ok=True)
         with open(here.backend.boxes[-1].place / f"output/{number}", "wb") as file:
             file.truncate(size)
     await here.manager.end(owner, box)

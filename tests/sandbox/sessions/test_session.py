@@ -493,3 +493,29 @@ async def test_a_session_that_is_only_watched_is_idle(here: FakeSessions) -> Non
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     await changes.aclose()
+
+
+async def test_memory_of_a_session_that_stays_paused_is_given_back(tmp_path: Path) -> None:
+    async with fake_sessions(tmp_path, reclaim_seconds=0.0) as here:
+        box = await here.create()
+        here.backend.boxes[-1].gives_back = 700
+        assert (await here.manager.info(ME, box)).given_back_bytes is None
+        await here.manager.pause(ME, box)
+
+        async def given_back() -> bool:
+            return (await here.manager.info(ME, box)).given_back_bytes == 700
+
+        async with asyncio.timeout(tooling.PATIENCE):
+            while not await given_back():
+                await asyncio.sleep(0.01)
+        await here.manager.resume(ME, box)
+        assert (await here.manager.info(ME, box)).given_back_bytes is None
+
+
+async def test_nothing_of_a_session_that_leaves_nothing_goes_to_the_disk(tmp_path: Path) -> None:
+    async with fake_sessions(tmp_path, reclaim_seconds=0.0) as here:
+        box = await here.create(retain="none")
+        here.backend.boxes[-1].gives_back = 700
+        await here.manager.pause(ME, box)
+        await asyncio.sleep(0.05)
+        assert (await here.manager.info(ME, box)).given_back_bytes is None

@@ -27,7 +27,7 @@ _Context = typer.Option(
     None, "--context", metavar="NAME", help="Another interpreter in the box, by a name that you choose."
 )
 _Env = typer.Option(None, "--env", metavar="K=V", help="A variable of this step. May be repeated.")
-_Cwd = typer.Option(None, "--cwd", metavar="DIR", help="Where a --shell command runs, beneath /workspace.")
+_Cwd = typer.Option(None, "--cwd", metavar="DIR", help="Where a --shell command runs. Default: /workspace.")
 _Background = typer.Option(False, "--background", help="Start a --shell command, print its number, and return.")
 
 

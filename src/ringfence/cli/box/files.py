@@ -14,17 +14,20 @@ from ringfence.cli.terminal import safe
 from ringfence.sdk.infos import FileInfo, Moved
 
 files = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-PathArgument = typer.Argument(..., metavar="PATH", help="Beneath /workspace: absolute, or relative to it.")
+PathArgument = typer.Argument(..., metavar="PATH", help="As programs in the box see it, or relative to /workspace.")
 
 
 @files.callback()
 def group() -> None:
-    """The files of a box. Paths are beneath /workspace: absolute, or relative to it.
+    """The files of a box. Paths are those that its programs see, or relative to /workspace.
+
+    What a program in the box could not read or write is refused here, too.
 
     \b
     ringfence box files ls ID
     ringfence box files put ID data/ data
     ringfence box files get ID output/report.html
+    ringfence box files get ID /tmp/log.txt -
     ringfence box files rm ID data
     """
 

@@ -111,12 +111,22 @@ def sandboxes(infos: list[SandboxInfo]) -> str:
             _moment(info.created_at),
             _moment(info.ended_at or info.expires_at),
             info.step,
-            size(info.memory_bytes),
+            _memory(info),
             " ".join(f"{name}={value}" for name, value in info.metadata.items()) or None,
         )
         for info in infos
     ]
     return table(("ID", "STATE", "TEMPLATE", "CREATED", "ENDS", "STEPS", "MEMORY", "METADATA"), rows)
+
+
+def _memory(info: SandboxInfo) -> str | None:
+    """What it uses; of a paused one also whether the host has any of it back."""
+    used = size(info.memory_bytes)
+    if info.state != "paused" or used is None:
+        return used
+    if info.given_back_bytes is not None:
+        return f"{used}, {size(info.given_back_bytes)} given back"
+    return f"{used}, resident" if info.isolation.get("paused_memory") == "resident" else used
 
 
 def snapshots(infos: list[SnapshotInfo]) -> str:

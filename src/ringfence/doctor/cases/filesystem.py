@@ -30,9 +30,10 @@ READING = (
     Case(
         "F03",
         "find anything in the folders where people keep things",
-        "nothing there but the way to the interpreter",
+        "nothing there but the way to the interpreter, and the box's own folders",
         """
         found = []
+        own = os.stat(".").st_dev
         leads = [os.path.realpath(path) + "/" for path in (sys.base_prefix, sys.prefix, sys.executable or "/usr")]
         for top in ("/root", "/home", "/var", "/opt", "/srv", "/mnt", "/boot", "/media", "/run", "/sys", "/work"):
             try:
@@ -41,7 +42,7 @@ READING = (
                 continue
             found += [path for path in inside if path != "/run/guest.py"
                       and not any(lead.startswith(path + "/") for lead in leads)
-                      and not (os.path.islink(path) and os.readlink(path).startswith("/workspace"))]
+                      and not (os.path.exists(path) and os.stat(path).st_dev == own)]
         say(bool(found), f"{len(found)} entries, among them {found[0]}" if found else "nothing")
         """,
     ),
@@ -281,8 +282,8 @@ MOUNTS = (
         "F40",
         "find a mount beside the workspace that is not read-only",
         "none",
-        "ALLOWED, FLAG = ('/workspace', '/workspace/tmp', '/workspace/output', '/dev/shm', '/tmp', '/proc'), 'ro'"
-        + _MOUNTED,
+        "ALLOWED, FLAG = ('/workspace', '/workspace/tmp', '/workspace/output', '/dev/shm', '/tmp', '/home/user',"
+        " '/proc'), 'ro'" + _MOUNTED,
     ),
     Case(
         "F41",

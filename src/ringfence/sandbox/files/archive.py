@@ -32,8 +32,8 @@ from ringfence.sandbox.files.paths import (
     acting_as,
     changing,
     check_names,
-    full_path,
     kind,
+    looking_as,
     open_regular_here,
     opened,
     refusal,
@@ -62,19 +62,20 @@ def leads_out(target: str, depth: int) -> bool:
 # ── Out ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def pack_folder(folder: int, left_out: dict[str, str]) -> Iterator[bytes]:
-    """The tar stream of an open folder, sorted by name; the same tree gives the same bytes."""
+def pack_folder(folder: int, left_out: dict[str, str], owner: int | None = None) -> Iterator[bytes]:
+    """The tar stream of an open folder, sorted by name; the same tree gives the same bytes. `owner`: the user who must
+    be able to read it, where that is not ours."""
     budget = ReadBudget()
-    for found in Walk().through(folder):
+    for found in Walk(owner=owner).through(folder):
         if problem := next(filter(None, map(unfit, found.parts)), None):
             left_out[_path(found)] = problem
             continue
         with suppress(FileNotFoundError):  # gone since it was listed
-            yield from _packed(found, budget, left_out)
+            yield from _packed(found, budget, left_out, owner)
     yield bytes(2 * BLOCK)
 
 
-def _packed(found: WalkEntry, budget: ReadBudget, left_out: dict[str, str]) -> Iterator[bytes]:
+def _packed(found: WalkEntry, budget: ReadBudget, left_out: dict[str, str], owner: int | None) -> Iterator[bytes]:
     entry = tarfile.TarInfo("/".join(found.parts))
     entry.mtime = max(0, found.info.st_mtime_ns // 10**9)
     entry.mode = stat.S_IMODE(found.info.st_mode) & 0o777
@@ -89,14 +90,15 @@ def _packed(found: WalkEntry, budget: ReadBudget, left_out: dict[str, str]) -> I
         else:
             yield _header(entry)
     elif stat.S_ISREG(found.info.st_mode):
-        yield from _packed_file(found, entry, budget)
+        yield from _packed_file(found, entry, budget, owner)
     else:
         left_out[_path(found)] = f"it is {kind(found.info)}"
 
 
-def _packed_file(found: WalkEntry, entry: tarfile.TarInfo, budget: ReadBudget) -> Iterator[bytes]:
+def _packed_file(found: WalkEntry, entry: tarfile.TarInfo, budget: ReadBudget, owner: int | None) -> Iterator[bytes]:
     try:
-        descriptor = open_regular_here(found.folder, found.name)
+        with looking_as(owner):
+            descriptor = open_regular_here(found.folder, found.name)
     except PermissionError:
         raise refusal("no_permission", f"{_path(found)!r} is closed by its permissions; open it (chmod)") from None
     except FileNotFoundError:
@@ -124,7 +126,8 @@ def _header(entry: tarfile.TarInfo) -> bytes:
 
 
 def _path(found: WalkEntry) -> str:
-    return full_path(tuple(map(shown, found.parts)))
+    """Relative to the folder that is packed."""
+    return "/".join(map(shown, found.parts))
 
 
 # ── In ────────────────────────────────────────────────────────────────────────────────────────────

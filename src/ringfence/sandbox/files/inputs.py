@@ -69,8 +69,8 @@ def put_inputs(root_fd: int, inputs: tuple[Input, ...], owner: int | None = None
 
 
 def make_folder(root_fd: int, path: str, owner: int | None) -> None:
-    """Make an empty folder in the workspace, by its path in the box."""
-    with opened(".", FOLDER, root_fd) as root, _made(root, _parts(path.removeprefix("/workspace/")), owner):
+    """Make an empty folder, with those above it, below an open folder that nothing else writes to."""
+    with opened(".", FOLDER, root_fd) as root, _made(root, _parts(path), owner):
         pass
 
 

@@ -1,11 +1,12 @@
-"""Paths beneath a workspace: how users write them, how the kernel resolves them, and how files are opened.
+"""Paths in a box: how users write them, how the kernel resolves them, and how files are opened.
 
-A hostile box changes its workspace while the supervisor looks at it, so no path is checked first and used later: the
-kernel decides what is beneath in the one call that opens it (`openat2`, RESOLVE_BENEATH), and an open file is then used
-by its descriptor. Mounts are crossed: only the supervisor makes any there, and /workspace/input is one.
+A hostile box changes its files while the supervisor looks at them, so no path is checked first and used later: the
+kernel decides what is beneath in the one call that opens it (`openat2`), and an open file is then used by its
+descriptor. Mounts are crossed: only the supervisor makes any there, and /workspace/input is one.
 
-Links that stay beneath are followed where a path leads through them; absolute ones, and those that lead out, are
-refused. On a kernel without `openat2` no link is followed at all.
+Links are followed where a path leads through them. Beneath a folder that is the root of a box, or stands for it, they
+lead where they lead in the box (RESOLVE_IN_ROOT); beneath any other, absolute ones and those that lead out are refused
+(RESOLVE_BENEATH). On a kernel without `openat2` no link is followed at all.
 """
 
 from __future__ import annotations
@@ -25,8 +26,6 @@ from ringfence.core.box import MIB
 from ringfence.core.errors import Refused
 from ringfence.core.model import Status
 from ringfence.core.quoting import quoted
-
-pass
 
 WORKSPACE = "/workspace"
 LONGEST_PATH = 4000
@@ -51,9 +50,11 @@ _OPENAT2 = 437
 _NO_MAGIC_LINKS = 2
 _NO_LINKS = 4
 _BENEATH = 8
+_IN_ROOT = 16
 _ATTEMPTS = 64
 """A rename anywhere makes the kernel unsure whether `..` in a link stayed beneath; then it returns EAGAIN."""
 
+_SETGROUPS = {"x86_64": 116, "aarch64": 159}
 _libc = ctypes.CDLL(None, use_errno=True)
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
@@ -116,10 +117,10 @@ _SENTENCES = {
     errno.EEXIST: ("exists", "exists already; remove it first, or use another name"),
     errno.ENOTEMPTY: ("exists", "exists already and is not empty; remove it first, or use another name"),
     errno.ELOOP: ("link", "is or leads through a link that is not followed here; use the path that the link leads to"),
-    errno.EXDEV: ("link", f"leads out of {WORKSPACE} by a link; use a path beneath it, without absolute links"),
+    errno.EXDEV: ("link", "leads out of its folder by a link; use a path without links that lead out"),
     errno.EACCES: ("no_permission", "is closed by its permissions; change them in the box first (chmod)"),
     errno.EPERM: ("no_permission", "is closed by its permissions; change them in the box first (chmod)"),
-    errno.EROFS: ("read_only", f"is read-only, as all of {WORKSPACE}/input is; use another folder of {WORKSPACE}"),
+    errno.EROFS: ("read_only", f"is read-only, as all of {WORKSPACE}/input is; use another folder"),
     errno.EBUSY: (
         "mounted",
         f"is mounted there for the box's whole life; use what is in it, or another folder of {WORKSPACE}",
@@ -151,19 +152,15 @@ def _full(path: str, root: int) -> Refused:
 
 
 def parts_of(path: str) -> tuple[str, ...]:
-    """The names below the workspace in an absolute or relative path; none for the workspace itself."""
+    """The names in an absolute path of a box, or in one that is relative to the workspace; none for the root."""
     if not path or "\0" in path:
-        raise refusal("bad_path", f"{path!r} is not a path; give one beneath {WORKSPACE}")
+        raise refusal("bad_path", f"{path!r} is not a path; give an absolute one, or one relative to {WORKSPACE}")
     if len(path) > LONGEST_PATH:
         raise refusal("bad_path", f"{quoted(path)} is longer than {LONGEST_PATH} bytes; use a shorter path")
-    if path.startswith("/") and path != WORKSPACE and not path.startswith(f"{WORKSPACE}/"):
-        raise _outside(path)
-    parts: list[str] = []
-    for part in (path.removeprefix(WORKSPACE) if path.startswith("/") else path).split("/"):
+    parts = [] if path.startswith("/") else [WORKSPACE[1:]]
+    for part in path.split("/"):
         if part == "..":
-            if not parts:
-                raise _outside(path)
-            parts.pop()
+            del parts[-1:]
         elif part not in ("", "."):
             parts.append(part)
     check_names(parts, path)
@@ -204,22 +201,24 @@ def kind(found: os.stat_result) -> str:
 
 
 def full_path(parts: tuple[str, ...]) -> str:
-    return "/".join((WORKSPACE, *parts))
+    return "/" + "/".join(parts)
 
 
-def _outside(path: str) -> Refused:
+def outside(path: str) -> Refused:
     return refusal("outside", f"{path!r} is outside of {WORKSPACE}; give a path beneath it, absolute or relative to it")
 
 
 # ── Opening ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def open_beneath(root: int, parts: tuple[str, ...], flags: int, mode: int = 0) -> int:
-    """Open what these names lead to. Raises OSError: EXDEV where a link leads out."""
+def open_beneath(root: int, parts: tuple[str, ...], flags: int, mode: int = 0, *, as_root: bool = False) -> int:
+    """Open what these names lead to; `as_root`: absolute links begin there. Raises OSError: EXDEV where one leads
+    out."""
     if not has_openat2():
         return _open_step_by_step(root, parts, flags, mode)
     path = os.fsencode("/".join(parts) or ".")
-    how = struct.pack("QQQ", flags | os.O_CLOEXEC, mode if flags & os.O_CREAT else 0, _BENEATH | _NO_MAGIC_LINKS)
+    resolve = (_IN_ROOT if as_root else _BENEATH) | _NO_MAGIC_LINKS
+    how = struct.pack("QQQ", flags | os.O_CLOEXEC, mode if flags & os.O_CREAT else 0, resolve)
     number = 0
     for _ in range(_ATTEMPTS):
         descriptor = int(_syscall(ctypes.c_long(_OPENAT2), ctypes.c_long(root), path, how, ctypes.c_long(len(how))))
@@ -275,17 +274,20 @@ def _open_step_by_step(root: int, parts: tuple[str, ...], flags: int, mode: int)
 
 
 @contextmanager
-def beneath(root: int, parts: tuple[str, ...], flags: int = FOLDER & ~os.O_NOFOLLOW) -> Iterator[int]:
-    descriptor = open_beneath(root, parts, flags)
+def beneath(
+    root: int, parts: tuple[str, ...], flags: int = FOLDER & ~os.O_NOFOLLOW, *, as_root: bool = False
+) -> Iterator[int]:
+    descriptor = open_beneath(root, parts, flags, as_root=as_root)
     try:
         yield descriptor
     finally:
         os.close(descriptor)
 
 
-def open_regular(root: int, parts: tuple[str, ...], *, follow: bool) -> int:
+def open_regular(root: int, parts: tuple[str, ...], *, follow: bool, as_root: bool = False) -> int:
     """A regular file, open for reading; nothing else, and without blocking."""
-    return _only_regular(open_beneath(root, parts, READ & ~os.O_NOFOLLOW if follow else READ), parts)
+    flags = READ & ~os.O_NOFOLLOW if follow else READ
+    return _only_regular(open_beneath(root, parts, flags, as_root=as_root), parts)
 
 
 def open_regular_here(folder: int, name: str) -> int:
@@ -304,12 +306,15 @@ def _only_regular(descriptor: int, parts: tuple[str, ...]) -> int:
 
 
 @contextmanager
-def made_folder(root: int, parts: tuple[str, ...], owner: int | None) -> Iterator[tuple[int, bool]]:
+def made_folder(
+    root: int, parts: tuple[str, ...], owner: int | None, *, as_root: bool = False
+) -> Iterator[tuple[int, bool]]:
     """The folder of this path, made with its parents where it is missing; and whether it was made just now."""
     there = len(parts)
     while True:
         try:
-            folder = open_beneath(root, parts[:there], FOLDER & ~os.O_NOFOLLOW)
+            with acting_as(owner):
+                folder = open_beneath(root, parts[:there], FOLDER & ~os.O_NOFOLLOW, as_root=as_root)
             break
         except FileNotFoundError:
             if not there:
@@ -354,3 +359,24 @@ def acting_as(owner: int | None) -> Iterator[None]:
     finally:
         _libc.setfsuid(os.geteuid())
         _libc.setfsgid(os.getegid())
+
+
+@contextmanager
+def looking_as(owner: int | None) -> Iterator[None]:
+    """As `acting_as`, also without our groups: this thread may look at what `owner` may look at, and no more."""
+    groups = os.getgroups() if owner is not None else []
+    if groups:
+        _set_groups([])
+    try:
+        with acting_as(owner):
+            yield
+    finally:
+        if groups:
+            _set_groups(groups)
+
+
+def _set_groups(groups: list[int]) -> None:
+    """Of this thread alone: the C library's own function would set those of all threads. Raises OSError."""
+    numbers = (ctypes.c_uint32 * len(groups))(*groups)
+    if _syscall(ctypes.c_long(_SETGROUPS[os.uname().machine]), ctypes.c_long(len(groups)), numbers) < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

@@ -15,17 +15,14 @@ from ringfence.core.box import Stream
 from ringfence.core.errors import Refused
 from ringfence.core.sessions import Tell
 from ringfence.core.system import write_all
-from ringfence.sandbox.files.paths import CREATE, acting_as, full_path, made_folder
 from ringfence.sandbox.files.workspace import Workspace
-
-_FOLDER = "tmp"
 
 
 class Spool:
     """Stands between a step and its listener."""
 
     def __init__(self, workspace: Callable[[], Workspace], captured: int, tell: Tell, *, wanted: bool) -> None:
-        """`workspace` returns one whose descriptor is closed here; `captured` is how much is captured anyway."""
+        """`workspace` returns one that is closed here; `captured` is how much is captured anyway."""
         self._tell = tell
         self._files: dict[Stream, _File] = {}
         if wanted:
@@ -54,6 +51,7 @@ class _File:
         self._waiting: list[bytes] | None = []
         """What is not in the file yet; None once the file is open, or has failed."""
         self._descriptor = -1
+        self._folder = ""
 
     def add(self, data: bytes) -> None:
         self._left -= len(data)
@@ -73,11 +71,10 @@ class _File:
     def _open(self) -> int:
         workspace = self._workspace()
         try:
-            made = made_folder(workspace.descriptor, (_FOLDER,), workspace.owner)
-            with made as (folder, _), acting_as(workspace.owner):
-                return os.open(self._name, CREATE, 0o644, dir_fd=folder)
+            self._folder = workspace.temporary
+            return workspace.new_file(self._folder, self._name)
         finally:
-            os.close(workspace.descriptor)
+            workspace.close()
 
     def _give_up(self) -> None:
         """Empty the file: a part would be taken for the whole."""
@@ -94,4 +91,4 @@ class _File:
             return None
         os.close(self._descriptor)
         self._descriptor = -1
-        return full_path((_FOLDER, self._name))
+        return f"{self._folder}/{self._name}"

@@ -39,8 +39,6 @@ ALONGSIDE = 256 * 1024
 WORKERS = min(4, os.cpu_count() or 1)
 _MOST_OPEN = 16
 
-INPUT = ("input",)
-
 Kind = Literal["file", "dir", "link", "other"]
 Keep = Callable[[bytes], str]
 """Takes a piece of a file, maybe in a thread of its own, and returns its digest."""
@@ -202,9 +200,14 @@ class _Reading:
 
 
 def write_tree(
-    root: int, nodes: Iterable[TreeNode], get: Get, owner: int | None, input_folder: int | None = None
+    root: int,
+    nodes: Iterable[TreeNode],
+    get: Get,
+    owner: int | None,
+    input_folder: tuple[tuple[str, ...], int] | None = None,
 ) -> None:
-    """Create these files, folders and links below an open folder; those of `input` through `input_folder`.
+    """Create these files, folders and links below an open folder; those of `input_folder`, which is a path in it, by
+    the descriptor that comes with it.
 
     Folders may exist already; files and links may not. Raises OSError, and what `get` raises.
     """
@@ -240,7 +243,7 @@ class _Writing:
     root: int
     get: Get
     owner: int | None
-    input_folder: int | None
+    input_folder: tuple[tuple[str, ...], int] | None
     _way: list[_Folder] = field(default_factory=list)
     """The open folders from the root to the current one."""
     _under: deque[_FileBeingWritten] = field(default_factory=deque)
@@ -270,8 +273,8 @@ class _Writing:
         return self._way[-1].descriptor if self._way else self.root
 
     def _make(self, node: TreeNode, parts: tuple[str, ...], folder: int) -> None:
-        if parts == INPUT and self.input_folder is not None:
-            self._way.append(_Folder(parts, os.open(".", FOLDER, dir_fd=self.input_folder), None))
+        if self.input_folder is not None and parts == self.input_folder[0]:
+            self._way.append(_Folder(parts, os.open(".", FOLDER, dir_fd=self.input_folder[1]), None))
             return
         with suppress(FileExistsError), acting_as(self.owner):
             os.mkdir(parts[-1], 0o700, dir_fd=folder)

@@ -15,7 +15,18 @@ from contextlib import suppress
 from dataclasses import field
 
 from ringfence.core.record import dataclass
-from ringfence.sandbox.files.paths import DEEPEST, FOLDER, PART, acting_as, changing, full_path, opened, refusal, shown
+from ringfence.sandbox.files.paths import (
+    DEEPEST,
+    FOLDER,
+    PART,
+    acting_as,
+    changing,
+    full_path,
+    looking_as,
+    opened,
+    refusal,
+    shown,
+)
 
 MOST_ENTRIES = 200_000
 _MOST_STEPS = 2_000_000
@@ -59,6 +70,8 @@ class Walk:
     most: int = MOST_ENTRIES
     lenient: bool = False
     enters: Callable[[WalkEntry], bool] = _everywhere
+    owner: int | None = None
+    """The user who must be able to enter folders, where that is not ours."""
     _seen: int = field(default=0, init=False)
 
     def through(self, folder: int, inside: tuple[str, ...] = ()) -> Iterator[WalkEntry]:
@@ -105,7 +118,8 @@ class Walk:
                 return None
             raise refusal("too_deep", f"{_path(found)!r} is deeper than {self.depth} folders; remove or move it")
         try:
-            return os.open(found.name, FOLDER, dir_fd=found.folder)
+            with looking_as(self.owner):
+                return os.open(found.name, FOLDER, dir_fd=found.folder)
         except PermissionError:
             if self.lenient:
                 return None

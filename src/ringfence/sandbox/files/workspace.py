@@ -1,8 +1,10 @@
-"""The files of a live box, from the supervisor's side: /workspace by an open folder, while hostile code changes it.
+"""The files of a live box, from the supervisor's side: its disk by an open folder, while hostile code changes it.
 
-Nothing outside can be reached, whatever the box does meanwhile: the kernel resolves each path beneath the folder in the
-call that opens it. The supervisor never blocks on the box: only regular files are opened, without blocking. No
-half-written file is ever visible: a file is written beside its place and moved there when it is complete.
+Nothing outside of the box can be reached, whatever it does meanwhile: the kernel resolves each path beneath the folder
+in the call that opens it. We act as the box's user, so that permissions mean here what they mean to its programs. What
+is not on its disk can be read by its root, and not be written. The supervisor never blocks on the box: only regular
+files are opened, without blocking. No half-written file is ever visible: a file is written beside its place and moved
+there when it is complete.
 
 /workspace/input can be read here but not written, as in the box itself: it is filled before the box starts, and by
 `restore` of a snapshot, through a descriptor of its own. Later files go anywhere else in the workspace.
@@ -15,8 +17,8 @@ import hashlib
 import os
 import secrets
 import stat
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime
 
 from ringfence.core.box import MIB, FileFact, within
@@ -27,6 +29,7 @@ from ringfence.sandbox.files.acted_upon import WHY, acts
 from ringfence.sandbox.files.archive import pack_folder, unpack_into
 from ringfence.sandbox.files.paths import (
     CREATE,
+    FOLDER,
     LONGEST_PATH,
     PART,
     WORKSPACE,
@@ -35,20 +38,24 @@ from ringfence.sandbox.files.paths import (
     explaining,
     from_source,
     full_path,
+    looking_as,
     made_folder,
     open_beneath,
     open_regular,
+    outside,
     parts_of,
     refusal,
     shown,
 )
 from ringfence.sandbox.files.tree import Kind, kind_of, read_tree, tree_digest
-from ringfence.sandbox.files.walk import Walk, check_no_mount, remove_entry
+from ringfence.sandbox.files.walk import Walk, WalkEntry, check_no_mount, remove_entry
 from ringfence.sandbox.files.watch import Watcher
 
 MOST_READ = 64 * MIB
 """For one `read`; longer files are streamed, or read in parts."""
 MOST_LISTED = 100_000
+_TEMPORARY = (("tmp",), ("var", "tmp"), ("dev", "shm"))
+"""What leads to a box's folder for temporary files, where that is another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +76,23 @@ class EntryInfo:
 Entries = list[EntryInfo]
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a path is looked up: these names, beneath this descriptor."""
+
+    root: int
+    parts: tuple[str, ...]
+    as_root: bool
+    """The descriptor is of the root of the box, or of what stands for it."""
+    on_disk: bool = True
+
+    def open(self, parts: tuple[str, ...], flags: int) -> int:
+        return open_beneath(self.root, parts, flags, as_root=self.as_root)
+
+
 class Workspace:
-    """Paths are absolute beneath /workspace, or relative to it. All methods raise Refused and block."""
+    """Paths are those that programs in the box see, absolute or relative to /workspace. All methods raise Refused and
+    block."""
 
     def __init__(
         self,
@@ -78,17 +100,62 @@ class Workspace:
         owner: int | None,
         input_descriptor: int | None = None,
         on_host: tuple[str, ...] = (),
+        places: tuple[str, ...] | None = None,
+        root: int | None = None,
+        *,
+        is_other: bool = False,
     ) -> None:
         """The caller closes the descriptors; `input_descriptor` is a writable one of /workspace/input.
 
         `owner`: the user that new files belong to on the host, where that is not ours. `on_host`: where the box sees
         folders of the host that it may write to. What programs of the host act upon by themselves is not changed there:
         the box may not, and we act for it.
+
+        `places`: the folders of the box besides /workspace that are on its disk; the descriptor is then that of the
+        disk, on which all of them lie by their paths. None: it is that of /workspace, and there is nothing else.
+        `root`: the box's root, by which the rest of what it may read is read. `is_other`: there, only what all users
+        may read.
         """
         self.descriptor = descriptor
         self.owner = owner
         self.input_descriptor = input_descriptor
         self.on_host = on_host
+        self.places = places
+        self.root = root
+        self.is_other = is_other
+
+    def again(self) -> Workspace:
+        """The same by new descriptors."""
+        root = None if self.root is None else os.dup(self.root)
+        try:
+            descriptor = os.dup(self.descriptor)
+        except OSError:
+            if root is not None:
+                os.close(root)
+            raise
+        return Workspace(descriptor, self.owner, None, self.on_host, self.places, root, is_other=self.is_other)
+
+    def close(self) -> None:
+        """Close its descriptors."""
+        for descriptor in (self.descriptor, self.root, self.input_descriptor):
+            if descriptor is not None:
+                os.close(descriptor)
+        self.root = self.input_descriptor = None
+
+    @property
+    def temporary(self) -> str:
+        """Its folder for files that nobody keeps."""
+        return self.places[0] if self.places else f"{WORKSPACE}/tmp"  # noqa: S108 - in the box
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The folders of its disk, beneath the descriptor."""
+        return ("",) if self.places is None else tuple(place[1:] for place in (WORKSPACE, *self.places))
+
+    @property
+    def input_parts(self) -> tuple[str, ...]:
+        """Its folder for inputs, beneath the descriptor."""
+        return tuple(filter(None, (self.kept[0], "input")))
 
     # ── Reading ──
 
@@ -113,8 +180,8 @@ class Workspace:
         if depth < 1:
             raise refusal("bad_depth", f"the depth must be 1 or more, not {depth}")
         parts = parts_of(path)
-        walk = Walk(depth=depth, most=MOST_LISTED, lenient=True)
-        with explaining(self.descriptor, path), beneath(self.descriptor, parts) as folder:
+        with explaining(self.descriptor, path), self._folder(path) as folder, looking_as(self.owner):
+            walk = Walk(depth=depth, most=MOST_LISTED, lenient=True, enters=self._enters)
             return [
                 _entry((*parts, *found.parts), found.info, _target(found.name, found.folder, found.info))
                 for found in walk.through(folder)
@@ -123,18 +190,17 @@ class Workspace:
     def stat(self, path: str) -> EntryInfo:
         parts = parts_of(path)
         with explaining(self.descriptor, path):
-            if not parts:
-                return _entry((), os.fstat(self.descriptor), None)
-            with beneath(self.descriptor, parts[:-1]) as folder:
+            if parts in ((), (WORKSPACE[1:],)):
+                with self._folder(path) as folder:
+                    return _entry(parts, os.fstat(folder), None)
+            with self._folder(full_path(parts[:-1])) as folder:
                 info = os.stat(parts[-1], dir_fd=folder, follow_symlinks=False)
                 return _entry(parts, info, _target(parts[-1], folder, info))
 
     def exists(self, path: str) -> bool:
         """Whether anything is there; a link counts, wherever it leads."""
-        parts = parts_of(path)
         try:
-            with explaining(self.descriptor, path), beneath(self.descriptor, parts[:-1]) as folder:
-                os.stat(parts[-1] if parts else ".", dir_fd=folder, follow_symlinks=False)
+            self.stat(path)
         except Refused as refused:
             if refused.reason_code in ("not_found", "not_a_folder"):
                 return False
@@ -142,7 +208,7 @@ class Workspace:
         return True
 
     def tree_hash(self) -> str:
-        """The digest of everything in the workspace, input and volumes included.
+        """The digest of everything that the box can change, its input and volumes included.
 
         All contents are read each time: a box can change a file that it has mapped without a trace in its times.
         """
@@ -159,14 +225,21 @@ class Workspace:
         The file is replaced atomically, and keeps its permissions. A link is replaced, never written through. `append`
         adds to the existing file, bytes as they come.
         """
-        parts = _below_root(path)
+        place = self._entry_to_change(path)
+        parts = parts_of(path)
         pieces = (data,) if isinstance(data, bytes) else from_source(data)
         self._check_path(parts)
-        with explaining(self.descriptor, path), made_folder(self.descriptor, parts[:-1], self.owner) as (folder, _):
-            self._check_entry(folder, parts[-1])
+        with explaining(self.descriptor, path), self._made(place, place.parts[:-1]) as (folder, _):
+            self._check_entry(place, folder, parts[-1])
             if append:
                 return self._append(folder, parts, pieces, mode)
             return self._replace(folder, parts, pieces, mode)
+
+    def new_file(self, folder: str, name: str) -> int:
+        """A new file for writing, which the caller closes. Raises OSError too."""
+        place = self._to_change(folder)
+        with self._made(place, place.parts) as (made, _), acting_as(self.owner):
+            return os.open(name, CREATE, 0o644, dir_fd=made)
 
     def _replace(self, folder: int, parts: tuple[str, ...], pieces: Iterable[bytes], mode: int | None) -> FileFact:
         name = parts[-1]
@@ -174,6 +247,7 @@ class Workspace:
         if mode is None:
             mode = _mode_of(folder, name)
         with acting_as(self.owner):
+            _check_writable(folder, name)
             written = os.open(part, CREATE, 0o600, dir_fd=folder)
         try:
             fact = _write(written, parts, pieces)
@@ -204,29 +278,30 @@ class Workspace:
     def make_dir(self, path: str) -> bool:
         """Make a folder, with those above it. False where it is there already."""
         self._check_path(parts_of(path))
-        with explaining(self.descriptor, path), made_folder(self.descriptor, parts_of(path), self.owner) as (_, made):
+        place = self._to_change(path)
+        with explaining(self.descriptor, path), self._made(place, place.parts) as (_, made):
             return made
 
     def remove(self, path: str) -> None:
         """Remove a file, a link, or a folder with everything in it. No link is followed."""
-        parts = _below_root(path)
-        with explaining(self.descriptor, path), beneath(self.descriptor, parts[:-1]) as folder:
-            self._check_entry(folder, parts[-1])
-            remove_entry(folder, parts[-1], self.owner)
+        place = self._entry_to_change(path)
+        with explaining(self.descriptor, path), self._around(place) as folder:
+            self._check_entry(place, folder, place.parts[-1])
+            remove_entry(folder, place.parts[-1], self.owner)
 
     def rename(self, old: str, new: str) -> None:
         """Move a file, link or folder to a path whose folder exists; a file or link there is replaced."""
-        source = _below_root(old)
-        target = _below_root(new)
-        with explaining(self.descriptor, old), beneath(self.descriptor, source[:-1]) as here:
-            self._check_entry(here, source[-1])
-            os.stat(source[-1], dir_fd=here, follow_symlinks=False)
-            with explaining(self.descriptor, new), beneath(self.descriptor, target[:-1]) as there:
-                self._check_entry(there, target[-1])
+        source = self._entry_to_change(old)
+        target = self._entry_to_change(new)
+        with explaining(self.descriptor, old), self._around(source) as here:
+            self._check_entry(source, here, source.parts[-1])
+            os.stat(source.parts[-1], dir_fd=here, follow_symlinks=False)
+            with explaining(self.descriptor, new), self._around(target) as there:
+                self._check_entry(target, there, target.parts[-1])
                 if os.fstat(here).st_dev != os.fstat(there).st_dev:
                     raise refusal("other_disk", f"{old!r} and {new!r} are not on one disk; copy it instead")
                 with acting_as(self.owner):
-                    os.rename(source[-1], target[-1], src_dir_fd=here, dst_dir_fd=there)
+                    os.rename(source.parts[-1], target.parts[-1], src_dir_fd=here, dst_dir_fd=there)
 
     # ── Whole folders ──
 
@@ -236,9 +311,8 @@ class Workspace:
         Links that lead out of the folder, what is neither file, folder nor link, and names that cannot be shown go into
         `left_out` instead, with the reason. A file that is truncated while it is read ends the stream with Refused.
         """
-        parts = parts_of(path)
-        with explaining(self.descriptor, path), beneath(self.descriptor, parts) as folder:
-            yield from pack_folder(folder, {} if left_out is None else left_out)
+        with explaining(self.descriptor, path), self._folder(path) as folder:
+            yield from pack_folder(folder, {} if left_out is None else left_out, self.owner)
 
     def unpack(self, path: str, stream: Iterable[bytes], *, max_bytes: int, max_files: int) -> tuple[FileFact, ...]:
         """Put the files of an uncompressed tar stream into a folder, which is made where it is missing.
@@ -247,25 +321,125 @@ class Workspace:
         """
         parts = parts_of(path)
         self._check_path(parts)
-        with explaining(self.descriptor, path), made_folder(self.descriptor, parts, self.owner) as (folder, _):
-            place = _place_of(folder)
-            self._refuse_what_acts(place)
+        place = self._to_change(path)
+        with explaining(self.descriptor, path), self._made(place, place.parts) as (folder, _):
+            seen_at = self._seen_at(place, folder)
+            self._refuse_what_acts(seen_at)
             whole = from_source(stream)
-            inside = any(within(place, at) for at in self.on_host)
+            inside = any(within(seen_at, at) for at in self.on_host)
             facts = unpack_into(folder, self.owner, whole, max_bytes=max_bytes, max_files=max_files, on_host=inside)
         return tuple(FileFact(full_path((*parts, fact.path)), fact.bytes, fact.sha256) for fact in facts)
 
     def watch(self, path: str = WORKSPACE, *, recursive: bool = False) -> Watcher:
         """Reports what changes in a folder from now on. The caller closes it."""
+        with explaining(self.descriptor, path), self._folder(path) as folder:
+            return Watcher(folder, parts_of(path), recursive=recursive)
+
+    # ── Where a path leads ──
+
+    def _place(self, parts: tuple[str, ...], path: str) -> _Place:
+        if self.places is None:
+            if parts[:1] != (WORKSPACE[1:],):
+                raise outside(path)
+            return _Place(self.descriptor, parts[1:], as_root=False)
+        for alias in _TEMPORARY:  # links, in each box that stays
+            if parts[: len(alias)] == alias and full_path(alias) not in self.places:
+                parts = (*parts_of(self.places[0]), *parts[len(alias) :])
+        if any(within(full_path(parts), place) for place in (WORKSPACE, *self.places)):
+            return _Place(self.descriptor, parts, as_root=True)
+        return self._elsewhere(parts, path)
+
+    def _elsewhere(self, parts: tuple[str, ...], path: str) -> _Place:
+        if self.root is None:
+            raise outside(path)
+        return _Place(self.root, parts, as_root=True, on_disk=False)
+
+    def _to_change(self, path: str) -> _Place:
+        """Raises Refused where the box itself could change nothing."""
         parts = parts_of(path)
-        with explaining(self.descriptor, path), beneath(self.descriptor, parts) as folder:
-            return Watcher(folder, parts, recursive=recursive)
+        place = self._place(parts, path)
+        if not place.on_disk and not any(within(full_path(parts), at) for at in self.on_host):
+            own = ", ".join((WORKSPACE, *(self.places or ())))
+            raise refusal("read_only", f"{path!r} is read-only in the box; it may write to {own}")
+        return place
+
+    def _entry_to_change(self, path: str) -> _Place:
+        place = self._to_change(path)
+        if not place.parts or full_path(place.parts) in (self.places or ()) or parts_of(path) == (WORKSPACE[1:],):
+            raise refusal("bad_path", f"{path!r} is a folder that the box always has; name something in it")
+        return place
+
+    def _opened(self, path: str, opening: Callable[[_Place], int]) -> int:
+        """What a path leads to, as far as the box itself may look at it. Raises OSError, Refused."""
+        parts = parts_of(path)
+        place = self._place(parts, path)
+        with looking_as(self.owner):
+            try:
+                descriptor = opening(place)
+            except FileNotFoundError:
+                if not (place.on_disk and place.as_root) or self.root is None:
+                    raise
+                place = self._elsewhere(parts, path)  # a link on the disk may lead there
+                descriptor = opening(place)
+            try:
+                if not place.on_disk:
+                    self._check_elsewhere(descriptor)
+            except BaseException:
+                os.close(descriptor)
+                raise
+            return descriptor
+
+    def _check_elsewhere(self, descriptor: int) -> None:
+        """Raises OSError for what shows each process something else, and for what the box's user may not read."""
+        assert self.root is not None
+        if os.fstat(descriptor).st_dev == self._of_processes:
+            raise OSError(errno.ENXIO, "what is there depends on who looks")
+        if self.is_other:
+            names = [*filter(None, os.readlink(f"/proc/self/fd/{descriptor}").split("/"))]
+            for depth in range(len(names) + 1):
+                mode = os.stat("/".join(names[:depth]) or ".", dir_fd=self.root, follow_symlinks=False).st_mode
+                needed = 0o001 if depth < len(names) else 0o005 if stat.S_ISDIR(mode) else 0o004
+                if mode & needed != needed:
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    @property
+    def _of_processes(self) -> int:
+        """The device of the box's /proc: what a process sees there depends on which it is."""
+        try:
+            return os.stat("proc", dir_fd=self.root, follow_symlinks=False).st_dev
+        except OSError:
+            return -1
+
+    def _enters(self, found: WalkEntry) -> bool:
+        return self.root is None or found.info.st_dev != self._of_processes
+
+    @contextmanager
+    def _folder(self, path: str) -> Iterator[int]:
+        """A folder to look at."""
+        descriptor = self._opened(path, lambda place: place.open(place.parts, FOLDER & ~os.O_NOFOLLOW))
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    @contextmanager
+    def _around(self, place: _Place) -> Iterator[int]:
+        """The folder of an entry that is to be changed."""
+        with acting_as(self.owner):
+            descriptor = place.open(place.parts[:-1], FOLDER & ~os.O_NOFOLLOW)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _made(self, place: _Place, parts: tuple[str, ...]) -> AbstractContextManager[tuple[int, bool]]:
+        return made_folder(place.root, parts, self.owner, as_root=place.as_root)
 
     # ── Helpers ──
 
-    def _check_entry(self, folder: int, name: str) -> None:
+    def _check_entry(self, place: _Place, folder: int, name: str) -> None:
         """Refuse to put, move or remove an entry in a way that the box itself could not. Raises OSError and Refused."""
-        self._refuse_what_acts(f"{_place_of(folder)}/{name}" if self.on_host else "")
+        self._refuse_what_acts(f"{self._seen_at(place, folder)}/{name}" if self.on_host else "")
         check_no_mount(folder, name)
 
     def _check_path(self, parts: tuple[str, ...]) -> None:
@@ -277,21 +451,32 @@ class Workspace:
             if within(place, at) and (named := acts([*filter(None, place.removeprefix(at).split("/"))])) is not None:
                 raise refusal("read_only", f"{place!r} cannot be changed from a box: {WHY} ({named})")
 
+    def _seen_at(self, place: _Place, folder: int) -> str:
+        """Where the box sees an open folder: by whatever links it was reached. Its disk is mounted at /workspace, and
+        covered there by the folder of that name on it."""
+        found = os.readlink(f"/proc/self/fd/{folder}")
+        return found.removeprefix(WORKSPACE) if place.as_root and place.on_disk else found
+
     @contextmanager
     def _reading(self, path: str) -> Iterator[tuple[int, int]]:
         with explaining(self.descriptor, path):
-            descriptor = open_regular(self.descriptor, _below_root(path), follow=True)
+            descriptor = self._opened(
+                path, lambda place: open_regular(place.root, place.parts, follow=True, as_root=place.as_root)
+            )
         try:
             yield descriptor, os.fstat(descriptor).st_size
         finally:
             os.close(descriptor)
 
 
-def _below_root(path: str) -> tuple[str, ...]:
-    parts = parts_of(path)
-    if not parts:
-        raise refusal("bad_path", f"{path!r} is the workspace itself; name something in it")
-    return parts
+def _check_writable(folder: int, name: str) -> None:
+    """Raise PermissionError for a file that the box may not write to, though it could replace it."""
+    try:
+        os.close(os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, dir_fd=folder))
+    except PermissionError:
+        raise
+    except OSError:
+        return  # it is not there, or no file: that shows when it is replaced
 
 
 def _pieces(descriptor: int, at: int, length: int, chunk: int) -> Iterator[bytes]:
@@ -319,11 +504,6 @@ def _mode_of(folder: int, name: str) -> int:
     return 0o644
 
 
-def _place_of(folder: int) -> str:
-    """Where the box sees an open folder: by whatever links it was reached."""
-    return os.readlink(f"/proc/self/fd/{folder}")
-
-
 def _target(name: str, folder: int, info: os.stat_result) -> str | None:
     if not stat.S_ISLNK(info.st_mode):
         return None
@@ -337,7 +517,7 @@ def _entry(parts: tuple[str, ...], info: os.stat_result, target: str | None) -> 
     names = tuple(map(shown, parts))
     kind = kind_of(info)
     return EntryInfo(
-        name=names[-1] if names else WORKSPACE.strip("/"),
+        name=names[-1] if names else "/",
         path=full_path(names),
         kind=kind,
         bytes=info.st_size if kind == "file" else 0,

@@ -155,7 +155,7 @@ class ProcessBackend:
             if not baseline.uses_host_mounts:  # a mount is for the moment, so no box is kept ready with one
                 when(box.left, partial(pool.refill, baseline, limits, box.ended))
             if spec.installs:
-                inputs.make_folder(box.descriptors["workspace"], INSTALLED, box.host_id)
+                inputs.make_folder(box.descriptors["workspace"], f"tmp/{INSTALLED}", box.host_id)
             if spec.network is not None:
                 outlet = await _open_outlet(box, spec.network)
                 run.spec = replace(spec, env={**outlet.env, **spec.env})
@@ -230,6 +230,8 @@ class ProcessBackend:
         shape = self._shape(spec.limits)
         shape["mounts"] = [mount.shape for mount in baseline.mounts]
         shape["folders"] = [[folder.at, folder.max_bytes, folder.mode == "ro"] for folder in spec.folders]
+        shape["places"] = list(baseline.places)
+        shape["input"] = bool(given) or spec.has_input
         live = await self._make_live(baseline, as_run, shape, network)
         box = live.box
         live.mounted = _held(baseline)
@@ -242,7 +244,7 @@ class ProcessBackend:
         box.ended.add_done_callback(lambda _: self._live.discard(live))
         try:
             if spec.installs:
-                inputs.make_folder(box.descriptors["workspace"], INSTALLED, box.host_id)
+                inputs.make_folder(box.descriptors["disk"], f"{baseline.home[1:]}/{INSTALLED}", box.host_id)
             if given:
                 inputs.put_inputs(box.descriptors["input"], given, box.host_id)
         except BaseException:
@@ -254,7 +256,7 @@ class ProcessBackend:
         """Take a box that is ready, or make one. Raises Unavailable."""
         assert self._pool is not None
         limits = _of_the_box(spec.limits)
-        if shape["folders"] or baseline.uses_host_mounts:
+        if shape["folders"] or shape["input"] or baseline.uses_host_mounts:
             zygote, box = await self._pool.spawn(baseline, limits, shape)
             self._look_at_root(box, baseline)
         else:
@@ -262,7 +264,7 @@ class ProcessBackend:
             asyncio.get_running_loop().call_later(_SPARE_SECONDS, self._pool.refill, baseline, limits)
         from ringfence.sandbox.process.live import LiveBox
 
-        live = LiveBox(box, zygote, shape, self._isolation(box, spec, None))
+        live = LiveBox(box, zygote, shape, self._isolation(box, spec, None, stays=True))
         live.has_interpreter = baseline.image is None
         try:
             if network is not None:
@@ -464,12 +466,13 @@ class ProcessBackend:
             for name, how in capabilities.MEANS.items()
         }
 
-    def _isolation(self, box: Box, spec: BoxSpec, overshoot: int | None) -> Json:
+    def _isolation(self, box: Box, spec: BoxSpec, overshoot: int | None, *, stays: bool = False) -> Json:
         tested = self._tested or self._untested
         assert self._host is not None and tested is not None
         overshoot = None if self._counts("memory") else overshoot
         listens = spec.listening.allowed
-        given = (spec.layout, spec.mounts, spec.root is not None, listens)
+        gives_back = stays and box.group is not None and box.group.gives_back()
+        given = (spec.layout, spec.mounts, spec.root is not None, listens, stays, gives_back)
         seen = (tuple(box.isolation.items()), tuple(box.host_id_fact.items()), tested.at, given, overshoot)
         if seen not in self._isolations:
             means = self._means()
@@ -483,6 +486,8 @@ class ProcessBackend:
                 fact["listen"] = "allowed"
             if spec.root is not None:
                 fact["root"] = "image"
+            if stays:
+                fact["paused_memory"] = "given_back" if gives_back else "resident"
             self._isolations = {seen: fact}
         return self._isolations[seen]
 

@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from ringfence.sandbox.process.named_programs import Choice
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-INSTALLED = f"/workspace/.local/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
-INSTALLED_PROGRAMS = "/workspace/.local/bin"
-"""Where pip installs for a user who cannot write beside the interpreter."""
+INSTALLED = f".local/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+"""Where pip installs for a user who cannot write beside the interpreter, below the folder of that user."""
+_INSTALLED_PROGRAMS = ".local/bin"
+_HOMES = ("/home/user", "/home/box", "/home/ringfence")
+_TEMPORARY = ("/tmp", "/var/tmp")  # noqa: S108 - as they are called in a box
 SHARED_SLOT = 1
 """Boxes that write to one folder have one id on the host: a mount can be mapped to one id only."""
 
@@ -54,6 +56,23 @@ class Baseline:
         return bool(self.mounts) or self.image is not None
 
     @property
+    def home(self) -> str:
+        """Its boxes' HOME: the usual one, unless something of the host lies there that they need."""
+        return self._free(_HOMES)
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Where boxes that stay have a folder for temporary files and one for their user, both on their disk. Other
+        boxes have links there, to one folder that is thrown away with the rest."""
+        return (self._free(_TEMPORARY), self.home) if self.stays else ()
+
+    def _free(self, those: tuple[str, ...]) -> str:
+        taken = [] if self.image is not None else [os.path.realpath(sys.base_prefix), *self.trees]
+        if not self.stays:
+            taken += [mount.at for mount in self.mounts]
+        return next((at for at in those if not any(f"{path}/".startswith(f"{at}/") for path in taken)), those[-1])
+
+    @property
     def writes(self) -> bool:
         """Whether its boxes can write to the host."""
         return any(mount.writable for mount in self.mounts)
@@ -67,19 +86,21 @@ def configuration(baseline: Baseline, *, own_ids: bool) -> dict[str, Any]:
     trees = [] if image is not None else sorted({os.path.realpath(sys.base_prefix), *baseline.trees})
     path = _PATH if image is not None else f"{interpreter().parent}:{_PATH}"
     if baseline.installs:
-        path += f":{INSTALLED_PROGRAMS}"
+        path += f":{baseline.home}/{_INSTALLED_PROGRAMS}"
     return {
         "trees": trees,
         "preload": list(baseline.preload),
         "without": list(baseline.without),
-        "packages": [*baseline.packages, *([INSTALLED] if baseline.installs else [])],
+        "packages": [*baseline.packages, *([f"{baseline.home}/{INSTALLED}"] if baseline.installs else [])],
         "stays": baseline.stays and image is None,
         "setup": baseline.setup,
         "own_ids": own_ids,
         "mounts": [each.words for each in baseline.mounts],
         "image": [] if image is None else [image.words],
+        "places": list(baseline.places),
+        "home": baseline.home,
         "env": {
-            **{"PATH": path, "HOME": "/workspace", "TMPDIR": "/workspace/tmp"},
+            **{"PATH": path, "HOME": baseline.home, "TMPDIR": (*baseline.places, "/workspace/tmp")[0]},
             **{"LANG": "C.UTF-8", "USER": "box", "LOGNAME": "box", "TERM": "xterm-256color"},
         },
     }

@@ -20,8 +20,8 @@ from ringfence.sandbox.process.zygote.template import DEVICES
 
 COMMANDS = Program("command", argv=("image",))
 """The program of a box that stays with an image as its root: commands, which come later."""
-_OURS = ("/workspace", "/proc", "/dev/pts", CPU)
-"""What each box makes for itself."""
+_OURS = ("/workspace", "/proc", "/tmp", "/home/user", "/dev/pts", CPU)  # noqa: S108 - as they are called in a box
+"""What each box makes for itself; no image has anything there that is in the way of these."""
 
 
 def check(spec: BoxSpec, root: Path) -> None:

@@ -134,6 +134,22 @@ class LiveBox:
         return self.box.descriptors["workspace"]
 
     @property
+    def disk(self) -> int:
+        return self.box.descriptors["disk"]
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        return tuple(self._shape["places"])
+
+    @property
+    def root(self) -> int | None:
+        return self.box.descriptors.get("root")
+
+    @property
+    def is_other(self) -> bool:
+        return self.box.host_id is None and self.box.host_id_fact.get("whose") == "own"
+
+    @property
     def input(self) -> int | None:
         return self.box.descriptors.get("input")
 
@@ -455,6 +471,10 @@ class LiveBox:
             self.outlet.go_on()
         for step in self._steps:
             step.clock.go_on()
+
+    def give_back(self) -> int | None:
+        group = self.box.group
+        return group.give_back() if self.paused and group is not None and group.gives_back() else None
 
     def _signal_everything(self, number: int) -> bool:
         """Signal every process, in two rounds because some may fork meanwhile. Returns whether there were any."""

@@ -242,7 +242,7 @@ class ZygoteHandle:
         slot = self._free.pop()
         box = Box(self.made, slot, ours, limits, self.shared)
         box.group = group
-        box.written += tuple(volumes)
+        box.written = ("disk" if shape.get("places") else "workspace", *volumes)
         box.inherited = self.seen
         box.host_id_fact = self.host_id
         if self._block is not None and os.geteuid() == 0:

@@ -22,7 +22,7 @@ from ringfence.core.record import dataclass
 from ringfence.core.sessions import Owner, SessionInfo
 from ringfence.sandbox.files.blobstore import private_folder, storing
 from ringfence.sandbox.files.collect import LeftOut, collect
-from ringfence.sandbox.files.paths import FOLDER, WORKSPACE
+from ringfence.sandbox.files.paths import FOLDER, WORKSPACE, opened
 from ringfence.sandbox.files.workspace import Workspace
 
 log = logging.getLogger(__name__)
@@ -65,14 +65,18 @@ class Artifacts:
     def wanted(self) -> bool:
         return self._seconds > 0
 
-    def keep(self, id_: str, owner: Owner, workspace: int, max_bytes: int) -> dict[str, str]:
-        """Copy the output folder of an open workspace. Returns what was left out, and why."""
+    def keep(self, id_: str, owner: Owner, workspace: Workspace, max_bytes: int) -> dict[str, str]:
+        """Copy the output folder of a session, if there is one. Returns what was left out, and why."""
         with storing("the output of a session"):
             private_folder(self._folder)
             with self._turn:
                 self._count()
             try:
-                output = os.open(_OUTPUT, FOLDER, dir_fd=workspace)  # the box could have put a link in its place
+                # No link is followed: the box could have put one in its place.
+                with opened(workspace.kept[0] or ".", FOLDER, workspace.descriptor) as folder:
+                    output = os.open(_OUTPUT, FOLDER, dir_fd=folder)
+            except FileNotFoundError:
+                return {}
             except OSError as problem:
                 return {OUTPUT: f"it cannot be read: {problem.strerror}"}
             mine = _Kept(owner, whole=False)

@@ -29,6 +29,8 @@ class KeeperRules:
     """Of all ended sessions together."""
     paused_seconds: float = 86_400.0
     """How long a session may stay paused; then it is closed."""
+    reclaim_seconds: float | None = 60.0
+    """How long a session is paused until its memory is given back; None: never."""
 
 
 class Capacity:

@@ -133,7 +133,7 @@ class Contexts:
         interpreter = self._contexts[DEFAULT].interpreter
         folder = interpreter.folder if interpreter is not None and interpreter.alive else None
         try:
-            if folder is not None and folder.startswith(WORKSPACE):
+            if folder is not None and folder.startswith("/"):
                 self.folder = full_path(parts_of(folder))
         except Refused:
             return

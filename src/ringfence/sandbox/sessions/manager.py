@@ -53,7 +53,7 @@ MOST_FORKS = 64
 _MOST_METADATA = 64
 _LONGEST_METADATA = 16_384
 _TIDY_SECONDS = 60.0
-_OUTPUT = ("output",)
+_OUTPUT = ("workspace", "output")
 
 
 class _Verb(Protocol[P, T_co]):
@@ -97,7 +97,13 @@ class SessionManager:
         self._artifacts = Artifacts(folder / "artifacts", rules.retain_seconds, rules.retain_bytes, past)
         self._tasks = DetachedTasks()
         self._shared = SharedResources(
-            self._journal, self._artifacts, self._snapshots, DetachedTasks(), rules.paused_seconds, peer
+            self._journal,
+            self._artifacts,
+            self._snapshots,
+            DetachedTasks(),
+            rules.paused_seconds,
+            peer,
+            rules.reclaim_seconds,
         )
         self._sessions: dict[str, Session] = {}
         self._tidying: asyncio.Task[None] | None = None
@@ -247,7 +253,8 @@ class SessionManager:
             stay = replace(stay, folders=folders)
         if snapshot is not None:
             # What is restored would take the place of the inputs: they come after it.
-            stay = replace(stay, env={**snapshot.env, **stay.env}, inputs=())
+            has_input = snapshot.has_input or bool(inputs)
+            stay = replace(stay, env={**snapshot.env, **stay.env}, inputs=(), has_input=has_input)
         # The bytes of inputs need not stay in memory as long as the session does.
         session.spec = replace(session.spec, stay=replace(stay, inputs=(), folders=()))
         if session.spec.secrets is not None:
@@ -258,9 +265,8 @@ class SessionManager:
             box = await self._backend.open(stay, self._route(session.spec, session.secrets))
             workspace = session.attach(box)
             if snapshot is not None:
-                into = Workspace(
-                    workspace.descriptor, workspace.owner, None if box.input is None else os.dup(box.input)
-                )
+                into = workspace.again()
+                into.input_descriptor = None if box.input is None else os.dup(box.input)
                 await in_thread(lambda: self._restore(into, snapshot.id, owner, inputs))
             if session.mounts:
                 await in_thread(session.mounts.load)
@@ -285,8 +291,7 @@ class SessionManager:
             if inputs and workspace.input_descriptor is not None:
                 put_inputs(workspace.input_descriptor, inputs, workspace.owner)
         finally:
-            if workspace.input_descriptor is not None:
-                os.close(workspace.input_descriptor)
+            workspace.close()
 
     async def end(self, owner: Owner, id: str) -> SessionInfo:
         """A session that has ended already stays as it was."""
@@ -353,7 +358,7 @@ class SessionManager:
                 async for piece in pieces:
                     yield piece
         finally:
-            os.close(workspace.descriptor)
+            workspace.close()
 
     async def copy(self, owner: Owner, id: str, path: str, to_id: str, to_path: str) -> FileFact:
         """Between sessions of one owner; no caller gets the bytes."""
@@ -364,7 +369,7 @@ class SessionManager:
         try:
             return await target.change(lambda workspace: workspace.write(to_path, source.stream(path)))
         finally:
-            os.close(source.descriptor)
+            source.close()
 
     async def _look(self, owner: Owner, id: str, path: str, work: Callable[[Workspace], T]) -> T:
         """Look at files of a session, or at what was kept of one, in a thread. It need not be running."""
@@ -374,12 +379,12 @@ class SessionManager:
             return await in_thread(then_close(workspace, work))
 
     def _readable(self, owner: Owner, id: str, path: str) -> Workspace:
-        """Files of a session, or what was kept of one, by a descriptor that the caller closes."""
+        """Files of a session, or what was kept of one; the caller closes it."""
         session = self._sessions.get(id)
         if session is not None and session.owner == owner:
             return session.workspace()
         info = self._past(owner, id)
-        if parts_of(path)[:1] != _OUTPUT or not self._artifacts.has(info):
+        if parts_of(path)[:2] != _OUTPUT or not self._artifacts.has(info):
             raise stopped(info, "what it left was removed to make room" if self._artifacts.made_room(id) else "")
         return self._artifacts.of(id)
 

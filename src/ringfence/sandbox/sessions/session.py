@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
 import signal
 import socket
 import time
@@ -88,6 +87,8 @@ class SharedResources:
     """How long a session may stay paused."""
     peer: Peer | None = None
     """Which user is at the other end of a connection to a forwarded port."""
+    reclaim_seconds: float | None = None
+    """How long a session is paused until its memory is given back; None: never."""
 
 
 def stopped(info: SessionInfo, besides: str = "") -> Refused:
@@ -126,6 +127,8 @@ class Session:
         self._lifetime = PausableTimer(spec.lifetime_seconds, lambda: self._end_soon("lifetime"))
         self._paused = PausableTimer(shared.paused_seconds, lambda: self._end_soon("lifetime"))
         self._idle: asyncio.TimerHandle | None = None
+        self._reclaim: asyncio.TimerHandle | None = None
+        self._given_back: int | None = None
         self._box: StayingBox | None = None
         self._workspace: Workspace | None = None
         self._frozen = False
@@ -146,7 +149,9 @@ class Session:
     @property
     def info(self) -> SessionInfo:
         box = self._box if self.state in ("running", "paused") else None
-        return self._brief if box is None else replace(self._brief, memory_bytes=_memory(box))
+        if box is None:
+            return self._brief
+        return replace(self._brief, memory_bytes=_memory(box), given_back_bytes=self._given_back)
 
     @property
     def _brief(self) -> SessionInfo:
@@ -187,10 +192,10 @@ class Session:
         return self._box
 
     def workspace(self) -> Workspace:
-        """The workspace by a new descriptor, which the caller closes: the session may close its own at any time."""
+        """Its files by new descriptors, which the caller closes: the session may close its own at any time."""
         self.check_live()
         assert self._workspace is not None
-        return Workspace(os.dup(self._workspace.descriptor), self._workspace.owner, on_host=self._workspace.on_host)
+        return self._workspace.again()
 
     def check_live(self) -> None:
         """Raise Refused unless it is running or paused."""
@@ -206,9 +211,10 @@ class Session:
         self._box = box
         self._mounts_seen = guarded.look(self.spec.stay.mounts, box.mounted)
         try:
-            # A descriptor of our own: a box that dies closes its own, and we still keep what it wrote.
+            # Descriptors of our own: a box that dies closes its own, and we still keep what it wrote.
             on_host = tuple(mount.at for mount in self.spec.stay.mounts if mount.mode == "rw")
-            self._workspace = Workspace(os.dup(box.workspace), box.host_id, on_host=on_host)
+            of_box = Workspace(box.disk, box.host_id, None, on_host, box.places, box.root, is_other=box.is_other)
+            self._workspace = of_box.again()
             self.mounts.hold(box)
         except (OSError, KeyError) as problem:
             raise Unavailable("no_box", "the box was gone before anything could be put into it") from problem
@@ -297,7 +303,30 @@ class Session:
                 self._lifetime.stop()
                 self._paused.set(self._shared.paused_seconds)
                 self._paused.start()
+                self._give_back_later()
                 self._shared.journal.note("paused", self.id, self.owner, self.step)
+
+    def _give_back_later(self) -> None:
+        """Nothing of a session that leaves nothing on the disk goes to swap space either."""
+        seconds = self._shared.reclaim_seconds
+        if seconds is not None and self.spec.retain != "none":
+            loop = asyncio.get_running_loop()
+            self._reclaim = loop.call_later(seconds, lambda: self._tasks.start(self._give_back()))
+
+    async def _give_back(self) -> None:
+        async with self._lock.exclusive():
+            box = self._box
+            if self.state == "paused" and box is not None:
+                try:
+                    self._given_back = await in_thread(box.give_back)
+                except OSError as problem:
+                    log.warning("session %s keeps its memory while it is paused: %s", self.id, problem)
+
+    def _keep_memory(self) -> None:
+        self._given_back = None
+        if self._reclaim is not None:
+            self._reclaim.cancel()
+            self._reclaim = None
 
     async def resume(self) -> SessionInfo:
         await self._resume()
@@ -309,6 +338,7 @@ class Session:
             if self.state == "paused":
                 self._thaw()
                 self.state = "running"
+                self._keep_memory()
                 self._paused.stop()
                 self._lifetime.start()
                 self._used()
@@ -334,7 +364,7 @@ class Session:
                 await self._save()
                 return await in_thread(lambda: work(workspace))
             finally:
-                os.close(workspace.descriptor)
+                workspace.close()
                 if not was_frozen:
                     self._thaw()
 
@@ -375,6 +405,7 @@ class Session:
         self._why = why
         self._lifetime.stop()
         self._paused.stop()
+        self._keep_memory()
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
@@ -418,7 +449,7 @@ class Session:
             return [f"the box was not removed: {problem}"]
         finally:
             if self._workspace is not None:
-                os.close(self._workspace.descriptor)
+                self._workspace.close()
         return []
 
     def _keep_outputs(self) -> list[str]:
@@ -426,7 +457,7 @@ class Session:
         if self.spec.retain != "output" or not artifacts.wanted or self._workspace is None:
             return []
         most = self.spec.stay.limits.disk_bytes
-        left_out = artifacts.keep(self.id, self.owner, self._workspace.descriptor, most)
+        left_out = artifacts.keep(self.id, self.owner, self._workspace, most)
         return [f"{path} was not kept: {why}" for path, why in list(left_out.items())[:_MOST_LISTED]]
 
     # ── Steps ──
@@ -654,7 +685,7 @@ class Session:
                         ),
                     )
                 finally:
-                    os.close(workspace.descriptor)
+                    workspace.close()
         return list(facts)
 
     async def watch(self, path: str, recursive: bool) -> AsyncGenerator[Changed, None]:
@@ -663,7 +694,7 @@ class Session:
         try:
             watcher = workspace.watch(path, recursive=recursive)
         finally:
-            os.close(workspace.descriptor)
+            workspace.close()
         self._watchers.add(watcher)
         try:
             yield Changed("begun", path)
@@ -685,23 +716,30 @@ class Session:
         if self.spec.retain == "none":
             text = f"session {self.id} is to leave nothing on the disk, so it has no snapshots and forks"
             raise refusal("retain_none", f"{text}; create one with retain 'output'")
-        env = self.spec.stay.env
+        spec = self.spec
 
         def take(workspace: Workspace) -> Snapshot:
-            cwd = self.contexts.folder
-            return self._shared.snapshots.take(workspace, owner=self.owner, env=env, cwd=cwd, name=name)
+            return self._shared.snapshots.take(
+                workspace,
+                owner=self.owner,
+                env=spec.stay.env,
+                cwd=self.contexts.folder,
+                name=name,
+                template=spec.stay.template,
+                packages=spec.packages,
+            )
 
         return await self._tasks.run(self._while_frozen(take))
 
 
 def then_close(workspace: Workspace, work: Callable[[Workspace], T]) -> Callable[[], T]:
-    """Work for a thread, with a workspace whose descriptor is closed when it is done."""
+    """Work for a thread, with files whose descriptors are closed when it is done."""
 
     def act() -> T:
         try:
             return work(workspace)
         finally:
-            os.close(workspace.descriptor)
+            workspace.close()
 
     return act
 

@@ -1,7 +1,8 @@
-"""Snapshots: the workspace of a box, with its environment and working directory, to start other boxes from.
+"""Snapshots: the files of a box, with its environment and working directory, to start other boxes from.
 
 Contents are stored once for all snapshots of an owner, by digest; a snapshot's id is the digest of its record, which
-names everything else by digest in turn. A snapshot holds no policy, secrets or memory. Named pipes and sockets are left
+names everything else by digest in turn. Template and packages are named, not kept. A snapshot holds no
+policy, secrets or memory. Named pipes and sockets are left
 out, and of a mounted volume only the mount point is kept: volumes exist by themselves.
 
 An owner is an agent of a tenant. One owner's folder gives no access to another's: another owner's snapshot is answered
@@ -26,7 +27,7 @@ from ringfence.core.quoting import quoted
 from ringfence.core.record import dataclass
 from ringfence.sandbox.files.blobstore import Owner, TreeStore, owner_folder, private_folder, storing, write_whole
 from ringfence.sandbox.files.paths import WORKSPACE, beneath, explaining, refusal
-from ringfence.sandbox.files.tree import INPUT, digest, read_tree, tree_digest, write_tree
+from ringfence.sandbox.files.tree import TreeNode, digest, read_tree, tree_digest, write_tree
 from ringfence.sandbox.files.walk import Walk, WalkEntry, empty
 from ringfence.sandbox.files.workspace import Workspace
 
@@ -55,6 +56,13 @@ class Snapshot:
     env: Mapping[str, str]
     listing: tuple[str, ...]
     """The pieces that hold the list of its files."""
+    has_input: bool = False
+    """Whether the box had a folder for inputs, which is read-only."""
+    whole: bool = False
+    """Its paths begin at the root of the box; those of older ones at /workspace."""
+    template: str | None = None
+    packages: tuple[str, ...] = ()
+    """Names of packages that were installed for the box, and are for one that is made from this."""
 
 
 Ids = list[str]
@@ -71,7 +79,15 @@ class Snapshots:
         self._max_count = max_count
 
     def take(
-        self, workspace: Workspace, *, owner: Owner, env: Mapping[str, str], cwd: str, name: str | None = None
+        self,
+        workspace: Workspace,
+        *,
+        owner: Owner,
+        env: Mapping[str, str],
+        cwd: str,
+        name: str | None = None,
+        template: str | None = None,
+        packages: tuple[str, ...] = (),
     ) -> Snapshot:
         """Store a workspace as it is. What a running program changes meanwhile may be in it or not: pause the box."""
         if name is not None and not _NAME.fullmatch(name):
@@ -83,7 +99,8 @@ class Snapshots:
                 raise refusal("quota", f"there are {self._max_count} snapshots already; remove some")
             with store.adding(self._max_bytes - store.size()) as adding:
                 with explaining(workspace.descriptor, WORKSPACE), beneath(workspace.descriptor, ()) as root:
-                    walk = Walk(enters=_Kept(os.fstat(root).st_dev))
+                    kept = _Kept(os.fstat(root).st_dev, workspace.input_parts)
+                    walk = Walk(enters=kept)
                     nodes = [node for node in read_tree(root, adding.keep, walk) if node.kind != "other"]
                 snapshot = Snapshot(
                     id="",
@@ -95,6 +112,10 @@ class Snapshots:
                     cwd=cwd,
                     env=dict(env),
                     listing=tuple(adding.tree(nodes)),
+                    has_input=kept.has_input,
+                    whole=workspace.places is not None,
+                    template=template,
+                    packages=packages,
                 )
                 adding.commit()
             data = json.dumps(asdict(snapshot) | {"owner": owner, "salt": secrets.token_hex(16)}).encode()
@@ -117,7 +138,11 @@ class Snapshots:
                     nodes = store.tree(snapshot.listing)
                     if tree_digest(nodes) != snapshot.tree_digest:
                         raise store.damaged("its files are not those that were kept")
-                    write_tree(root, nodes, store.get, workspace.owner, workspace.input_descriptor)
+                    if workspace.places is not None and not snapshot.whole:
+                        nodes = [TreeNode("workspace", "dir", 0o755), *(_below_workspace(node) for node in nodes)]
+                    given = workspace.input_descriptor
+                    into = None if given is None else (workspace.input_parts, given)
+                    write_tree(root, nodes, store.get, workspace.owner, into)
                 except BaseException as problem:
                     _clear(root, workspace)
                     if isinstance(problem, ValueError):
@@ -191,21 +216,36 @@ class Snapshots:
             raise store.damaged("its record is not what was kept")
         record: dict[str, Any] = json.loads(data)
         del record["owner"], record["salt"]
-        return Snapshot(**record | {"id": id_, "listing": tuple(record["listing"])})
+        lists = {name: tuple(record.get(name, ())) for name in ("listing", "packages")}
+        return Snapshot(**record | {"id": id_, **lists})
 
 
 class _Kept:
     """Which folders a snapshot includes: input is a mount of its own and belongs to it, volumes do not."""
 
-    def __init__(self, device: int) -> None:
+    def __init__(self, device: int, input_parts: tuple[str, ...]) -> None:
         self._device = device
+        self._input_parts = input_parts
+        self.has_input = False
+        """Whether there was one."""
 
     def __call__(self, found: WalkEntry) -> bool:
-        return found.info.st_dev == self._device or found.parts[:1] == INPUT
+        if found.info.st_dev == self._device:
+            return True
+        inside = found.parts[: len(self._input_parts)] == self._input_parts
+        self.has_input = self.has_input or inside
+        return inside
+
+
+def _below_workspace(node: TreeNode) -> TreeNode:
+    return replace(node, path=f"workspace/{node.path}")
 
 
 def _clear(root: int, workspace: Workspace) -> None:
-    empty(root, workspace.owner)
+    # The folders themselves stay: the box sees them elsewhere.
+    for name in workspace.kept:
+        with beneath(root, tuple(name.split("/")) if name else ()) as folder:
+            empty(folder, workspace.owner)
     if workspace.input_descriptor is not None:
         with beneath(workspace.input_descriptor, ()) as folder:
             empty(folder, workspace.owner)

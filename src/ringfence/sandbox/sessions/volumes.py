@@ -44,6 +44,7 @@ from ringfence.sandbox.files.paths import (
     explaining,
     full_path,
     made_folder,
+    outside,
     parts_of,
     refusal,
 )
@@ -322,7 +323,9 @@ class VolumeMounts:
 
     def _take_one(self, volumes: Volumes, who: Owner, wanted: VolumeMount) -> Folder:
         parts = parts_of(wanted.at)
-        if not parts or parts[0] in _RESERVED:
+        if parts[:1] != (WORKSPACE[1:],):
+            raise outside(wanted.at)
+        if len(parts) == 1 or parts[1] in _RESERVED:
             text = f"a volume cannot be at {wanted.at!r}; use a folder of its own, such as /workspace/{wanted.name}"
             raise refusal("bad_path", text)
         for other in self._mounts:
@@ -337,7 +340,7 @@ class VolumeMounts:
     def hold(self, box: StayingBox) -> None:
         """Duplicate the descriptors of their folders: those of the box are closed with it."""
         if self._mounts:
-            self._workspace = Workspace(os.dup(box.workspace), box.host_id)
+            self._workspace = Workspace(os.dup(box.disk), box.host_id, places=box.places)
         for mount in self._mounts:
             own = box.folders.get(full_path(mount.parts))
             if own is not None:
@@ -393,5 +396,5 @@ class VolumeMounts:
                     os.close(mount.descriptor)
             self._mounts.clear()
             if self._workspace is not None:
-                os.close(self._workspace.descriptor)
+                self._workspace.close()
                 self._workspace = None

@@ -16,7 +16,7 @@ from ringfence.core.model import Answer, Call, Contract, Grant, Json, Status
 from ringfence.core.ports import Access, Backend, InstalledPackages, PackageInstaller, Route, Router, SecretBroker
 from ringfence.core.sessions import Owner, SessionInfo
 from ringfence.sandbox.tools import files, request, resources, sessions
-from ringfence.sandbox.tools.request import Provision
+from ringfence.sandbox.tools.request import FromSnapshot, Provision
 from ringfence.sandbox.tools.run import in_fresh_box
 from ringfence.sandbox.tools.screening import OutputScreen
 from ringfence.sandbox.tools.session_broker import SessionBroker
@@ -132,8 +132,11 @@ class Executor:
         access = request.access(grant.call, grant.contract, self.provision)
         return Route() if access is None else await self._router_for(access).route(access)
 
-    async def _installed(self, grant: Grant) -> InstalledPackages | None:
-        packages = request.packages(grant.call, grant.contract, self.provision)
+    async def _installed(self, grant: Grant, kept: FromSnapshot | None = None) -> InstalledPackages | None:
+        """Raises Refused, Unavailable. What a snapshot names must be allowed now, as if it were asked for."""
+        packages = request.packages(grant.call, grant.contract, self.provision, kept or FromSnapshot())
+        if kept is not None and kept.packages and grant.call.attached is None:
+            self._installer().check(kept.packages, self.provision.installable)
         return await self._installer().install(packages) if packages else None
 
     def _installer(self) -> PackageInstaller:
@@ -228,7 +231,7 @@ class SessionExecutor:
         keeper: SessionService,
         provision: Provision,
         route: Callable[[Grant], Awaitable[Route]],
-        installed: Callable[[Grant], Awaitable[InstalledPackages | None]],
+        installed: Callable[[Grant, FromSnapshot], Awaitable[InstalledPackages | None]],
         broker: Callable[[], SecretBroker],
         check_network: Callable[[_Reach], None],
         is_handed_over: Callable[[str], bool],
@@ -261,9 +264,9 @@ class SessionExecutor:
             return await _in_time(task, files.list_resources)
         tool = KIT[grant.contract.tool]
         if tool is sessions.open_session:
-            task = replace(
-                task, route=await self._route_of(grant), installed=await self._installed(grant), learn=self._learn
-            )
+            kept = await self._from_snapshot(task)
+            installed = await self._installed(grant, kept)
+            task = replace(task, route=await self._route_of(grant), installed=installed, kept=kept, learn=self._learn)
         else:
             await self._check_reach(task, tool)
         return await (tool.handler(task) if tool.own_clock else _in_time(task, tool.handler))
@@ -279,6 +282,17 @@ class SessionExecutor:
             files = canonical.digest([files, session, *other[:2]])
             runs_on = runs_on or other[2]
         return step, files, runs_on
+
+    async def _from_snapshot(self, task: Task) -> FromSnapshot:
+        """What the snapshot brings along that a session is opened from; an unknown one is refused by the keeper."""
+        reference = task.given.get("snapshot")
+        if reference is None:
+            return FromSnapshot()
+        those = await self._keeper.snapshots(task.owner)
+        found = next((each for each in those if reference in (each.id, each.name)), None)
+        if found is None:
+            return FromSnapshot()
+        return FromSnapshot(found.template, () if "packages" in task.given else found.packages)
 
     async def outside(self, call: Call) -> Outside:
         """What the boxes of the sessions that a call names have of the outside, together."""

@@ -357,7 +357,9 @@ async def list_resources(task: Task) -> Answer:
         if info.state == "starting" or (info.opened_by is None and not task.is_handed_over(info.id)):
             continue
         try:
-            found = await task.keeper.entries(task.owner, info.id, OUTPUT, _DEEPEST)
+            # A link there would lead to what is no result.
+            is_folder = (await task.keeper.stat(task.owner, info.id, OUTPUT)).kind == "dir"
+            found = await task.keeper.entries(task.owner, info.id, OUTPUT, _DEEPEST) if is_folder else []
         except RingfenceError:
             continue  # it ended just now, nothing was kept, or the program in it put something else there
         for entry in found:

@@ -117,13 +117,26 @@ def check(call: Call, choices: tuple[str, ...] = ()) -> None:
         )
 
 
-def template(call: Call, contract: Contract) -> str:
-    return call.arguments.get("template") or contract.template
+@dataclass(frozen=True, slots=True)
+class FromSnapshot:
+    """What a session has that is opened from a snapshot, where the call does not say otherwise."""
+
+    template: str | None = None
+    packages: tuple[str, ...] = ()
 
 
-def packages(call: Call, contract: Contract, given: Provision) -> tuple[str, ...]:
-    """The packages to be installed for the box of this call: its template's, and those that the caller asks for."""
-    wanted = (*given.installs.get(template(call, contract), ()), *(call.arguments.get("packages") or ()))
+_FROM_NONE = FromSnapshot()
+
+
+def template(call: Call, contract: Contract, kept: FromSnapshot = _FROM_NONE) -> str:
+    return call.arguments.get("template") or kept.template or contract.template
+
+
+def packages(call: Call, contract: Contract, given: Provision, kept: FromSnapshot = _FROM_NONE) -> tuple[str, ...]:
+    """The packages to be installed for the box of this call: its template's, and those that the caller asks for; with
+    none asked for, those of its snapshot."""
+    asked = call.arguments.get("packages")
+    wanted = (*given.installs.get(template(call, contract, kept), ()), *(kept.packages if asked is None else asked))
     return tuple(dict.fromkeys(wanted))
 
 
@@ -230,7 +243,11 @@ def _mounts(contract: Contract, given: Json) -> tuple[Mount, ...]:
 
 
 def session(
-    grant: Grant, given: Provision, route: Route = _NO_ROUTE, installed: InstalledPackages | None = None
+    grant: Grant,
+    given: Provision,
+    route: Route = _NO_ROUTE,
+    installed: InstalledPackages | None = None,
+    kept: FromSnapshot = _FROM_NONE,
 ) -> SessionSpec:
     """The session that is to be opened. Raises Refused."""
     call = grant.call
@@ -245,7 +262,7 @@ def session(
         env=wanted.get("env") or {},
         inputs=attached.inputs,
         trees=tuple(map(Path, wanted.get("trees") or ())),
-        template=template(call, contract),
+        template=template(call, contract, kept),
         layout="fresh" if fresh else "shared",
         setup=setup,
         tenant=call.principal.tenant,
@@ -266,6 +283,7 @@ def session(
         network=route.rules,
         opened_by=contract.name if call.attached is None else None,
         secrets=SessionSecrets(route.brokered, contract.name, call.id) if route.brokered else None,
+        packages=packages(call, contract, given, kept),
     )
 
 

@@ -293,7 +293,7 @@ async def _whole(task: Task, step: StepReport, cut: Collection[Stream]) -> Mappi
         if stream in step.whole:
             out[stream] = step.whole[stream]
         elif not captured.truncated and stream in cut:
-            path = f"/workspace/tmp/step-{step.step}.{stream}"
+            path = f"/tmp/step-{step.step}.{stream}"  # noqa: S108 - in the box
             with suppress(RingfenceError):  # no room for it, say; then the result says how to do without
                 await task.keeper.write(task.owner, task.session, path, captured.head + captured.tail)
                 out[stream] = path

@@ -87,11 +87,12 @@ _MOST_PAST_SHOWN = 10
 @Tool(
     Mode.WRITE,
     "Open a session: a box that stays, to work in step by step. Give its name as `session` to execute_python,"
-    " run_shell and the tools for files and processes; paths are beneath /workspace."
+    " run_shell and the tools for files and processes. Paths are those of the box; it starts in /workspace, empty."
     " Python {python}; packages: {packages}. Network: {network}. Listening: {listening}."
     " Limits of the box, all steps together: {limits}; of one step: {timeout}."
     " It is closed {lifetime} after it was opened ({most_lifetime} at most), and paused after {idle} without work until"
-    " it is used. Files in /workspace/output are resources, {retain} longer than it. Close it when you are done.",
+    " it is used. Files in /workspace/output, a folder that you make, are resources, {retain} longer than it. Close it"
+    " when you are done.",
     _OPENING,
     gives={**INFO, **named("ports")},
     wide=_OPENING_WIDE,
@@ -100,7 +101,7 @@ _MOST_PAST_SHOWN = 10
 )
 async def open_session(task: Task) -> Answer:
     try:
-        wanted = request.session(task.grant, task.provision, task.route, task.installed)
+        wanted = request.session(task.grant, task.provision, task.route, task.installed, task.kept)
         info = await task.keeper.create(task.owner, wanted)
         task.learn(info)
     except ValueError as exc:
@@ -182,10 +183,10 @@ def _line(info: SessionInfo) -> str:
 
 @Tool(
     Mode.WRITE,
-    "Keep the files of a session, not its variables, to open others with: open_session(snapshot=…).",
+    "Keep the files, template and packages of a session, not its variables: open_session(snapshot=…).",
     {**ONE, "name": TEXT},
     ("session",),
-    named("session", "snapshot", "name", "bytes", "files", "created_at"),
+    named("session", "snapshot", "name", "bytes", "files", "created_at", "template", "packages"),
 )
 async def snapshot_session(task: Task) -> Answer:
     kept = await task.keeper.snapshot(task.owner, task.session, task.given.get("name"))
@@ -307,6 +308,8 @@ def _snapshot(kept: Snapshot) -> Json:
         "bytes": kept.bytes,
         "files": kept.files,
         "created_at": kept.created_at,
+        "template": kept.template,
+        "packages": list(kept.packages),
     }
 
 

@@ -14,7 +14,7 @@ from ringfence.core.model import Answer, Call, Grant, Json, Principal, Status
 from ringfence.core.ports import InstalledPackages, Route
 from ringfence.core.record import plain
 from ringfence.core.sessions import Owner, SessionInfo, Within
-from ringfence.sandbox.tools.request import Provision
+from ringfence.sandbox.tools.request import FromSnapshot, Provision
 from ringfence.sandbox.tools.results import text
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _NOTHING = Attached()
 _NO_ROUTE = Route()
+_FROM_NONE = FromSnapshot()
 _PIECE = MIB
 _MOST = 64 * MIB
 _METADATA_SHOWN = 200
@@ -56,6 +57,8 @@ class Task:
     """The route out of a session that is to be opened."""
     installed: InstalledPackages | None = None
     """The packages that are installed for it."""
+    kept: FromSnapshot = _FROM_NONE
+    """What a session that it opens has from its snapshot."""
     learn: Callable[[SessionInfo], None] = _forgotten
     """Remembers what was opened, so that the keeper need not be asked for it."""
     is_handed_over: Callable[[str], bool] = _never
@@ -146,6 +149,7 @@ def session_json(info: SessionInfo, *, wide: bool) -> Json:
         "ended_at": info.ended_at,
         "snapshot": info.snapshot,
         "memory_bytes": info.memory_bytes,
+        "given_back_bytes": info.given_back_bytes,
         "limits": asdict(info.limits),
         "network": list(info.network),
         "isolation": dict(info.isolation),

@@ -44,6 +44,7 @@ LEAST_PROCESSES = 2
 """No box has fewer, so a lower peak need not be reset: the next one will be at least as high."""
 
 HANDLES = 128
+SWAPS = "/proc/swaps"
 _A_PAGE = 4000
 """Bytes; one read gives only the beginning of a longer list."""
 log = logging.getLogger(__name__)
@@ -99,6 +100,8 @@ class Group:
         self._before = _Before()
         self._counted: Counted | None = None
         self._files = CgroupFiles()
+        self._swaps = False
+        """Some of its memory may be in swap space."""
         self.pauses = False
         """It can stop processes, for a box that stays."""
 
@@ -196,7 +199,9 @@ class Group:
         if memory.v2:
             parts = ("kernel_stack", "pagetables", "percpu", "slab")  # before Linux 5.18 there is no sum of them
             kernel = stat.get("kernel", sum(stat.get(part, 0) for part in parts)) - stat.get("slab_reclaimable", 0)
-            return stat["shmem"], stat["anon"] + stat.get("sock", 0) + max(0, kernel)
+            # What is in swap space may be of files, too: as many of them as are in no memory.
+            swapped = (number(memory.path + "/memory.swap.current") or 0) if self._swaps else 0
+            return stat["shmem"] + swapped, stat["anon"] + stat.get("sock", 0) + max(0, kernel)
         kernel = number(memory.path + "/memory.kmem.usage_in_bytes") or 0
         return stat["total_shmem"], stat["total_rss"] + stat.get("total_swap", 0) + kernel
 
@@ -270,6 +275,28 @@ class Group:
             return read(folder.path + "/freezer.state").strip() == "FROZEN"
         return None
 
+    def gives_back(self) -> bool:
+        """Whether the host has a place for its memory while nothing runs in it, and the kernel puts it there."""
+        memory = self._folders.get("memory")
+        if memory is None or not memory.v2 or not os.path.exists(memory.path + "/memory.reclaim"):
+            return False
+        with suppress(OSError):
+            return os.path.exists(memory.path + "/memory.swap.max") and len(read(SWAPS).splitlines()) > 1
+        return False
+
+    def give_back(self) -> int:
+        """Have its memory swapped out, while everything in it is stopped. Returns how many bytes that freed."""
+        memory = self._folders["memory"]
+        before = number(memory.path + "/memory.current") or 0
+        self._swaps = True
+        write(memory.path + "/memory.swap.max", "max")
+        try:
+            with suppress(OSError):  # the kernel says so where it was not all of it
+                write(memory.path + "/memory.reclaim", str(before))
+        finally:
+            write(memory.path + "/memory.swap.max", "0")  # swap is no way around its limit
+        return max(0, before - (number(memory.path + "/memory.current") or 0))
+
     def reset(self) -> None:
         """Reset the empty group for the next box, with the same limits.
 
@@ -297,6 +324,7 @@ class Group:
         else:
             self._before = self._counted_before(memory.path)
         self._counted = None
+        self._swaps = False
         if self._allowance is not None:
             self._apply(self._allowance, renewed)
 

@@ -38,7 +38,7 @@ _OPTIONAL = ("cpu_seconds", "file_bytes")
 MEANS = {"memory": "watchdog", "pids": "rlimit", "cpu": "affinity"}
 """What enforces a limit where no control group does."""
 _NO_PROTECTION = (
-    *("entrance", "folder", "folders", "rooms", "mounts", "loopback", "input", "terminals"),
+    *("entrance", "folder", "folders", "rooms", "mounts", "places", "whole", "loopback", "input", "terminals"),
     *("cores", "memory", "cpu_time"),
 )
 """Steps that give a box something, or set a limit that is reported elsewhere."""

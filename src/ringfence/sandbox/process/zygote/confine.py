@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 Shape = dict[str, "Any"]
 """What boxes of one kind have in common: `disk_bytes inodes processes open_files file_bytes cpu_seconds data_bytes
 cores`; 0 and an empty list mean no limit of this sort. `sends` is as `open_files`, until a box has sent its own.
-`folders` are where, how large, whether read-only. Where only named programs may run: `executable` is what may be, and
-`noexec` that nothing written in the box may."""
+`folders` are where, how large, whether read-only. `places`, of a box that stays: where it sees its folders for
+temporary files and for its user, on one disk with its workspace; `input`: whether it has inputs. Where only named
+programs may run: `executable` is what may be, and `noexec` that nothing written in the box may."""
 
 INSIDE_ID = 1000
 LOCKED_BYTES = 65536
@@ -32,7 +33,6 @@ SECURE_BITS = 0xEF
 TEMPLATE = b"/t"
 """Where the zygote built what all its boxes have in common; a box sees it as its root."""
 WORKSPACE = TEMPLATE + b"/workspace"
-INPUT = WORKSPACE + b"/input"
 PROC = TEMPLATE + b"/proc"
 TERMINALS = 32
 """The most that the programs of a box can have at a time."""
@@ -287,7 +287,8 @@ def _landlock(site: BuildSite) -> None:
         devices = [(b"/dev", landlock.DEVICE & ~landlock.WRITE_FILE)]
         devices += [(path, landlock.READ_FILE | landlock.WRITE_FILE) for path in writable]
     devices += [(b"/dev/tty", landlock.TERMINAL), (b"/dev/pts", landlock.TERMINAL | landlock.READ_DIR)]
-    rights_of = [(b"/", landlock.READ), *devices, (b"/workspace", landlock.WORK), *written]
+    places = [(place.encode(), landlock.WORK) for place in site.shape.get("places", ())]
+    rights_of = [(b"/", landlock.READ), *devices, (b"/workspace", landlock.WORK), *places, *written]
     executable = site.shape.get("executable")
     if executable is not None:
         rights_of = [(path, rights & ~landlock.EXECUTE) for path, rights in rights_of]
@@ -314,25 +315,57 @@ def _workspace_flags(site: BuildSite) -> int:
     return flags | _MS_NOEXEC if site.shape.get("noexec") else flags
 
 
+def _below(site: BuildSite, at: bytes) -> bytes:
+    """Where something that a box sees at this path is made. A box that stays has one disk for all that it may write:
+    its folders lie there by their paths until `places` puts each where it belongs, with all that is mounted in it."""
+    places = site.shape.get("places")
+    if not places:
+        return TEMPLATE + at
+    inside = any(at == place or at.startswith(place + b"/") for place in (b"/workspace", *map(str.encode, places)))
+    return (WORKSPACE if inside else TEMPLATE) + at
+
+
 def _workspace(site: BuildSite) -> None:
     limits = b"mode=0755,size=%d,nr_inodes=%d" % (site.shape["disk_bytes"], site.shape["inodes"])
     site.call("mount", b"workspace", WORKSPACE, b"tmpfs", _workspace_flags(site), limits)
-    for name in (b"/input", b"/output", b"/tmp"):
+    places = site.shape.get("places")
+    for name in _folders_of(places) if places else (b"/input", b"/output", b"/tmp"):
         site.call("mkdirat", kernel.AT_FDCWD, WORKSPACE + name, 0o755)
-    site.descriptors["workspace"] = site.open(WORKSPACE, _OPEN_FOLDER)
+    if places:
+        site.descriptors["disk"] = site.open(WORKSPACE, _OPEN_FOLDER)
+    site.descriptors["workspace"] = site.open(_below(site, b"/workspace"), _OPEN_FOLDER)
+
+
+def _folders_of(places: list[str]) -> list[bytes]:
+    """The folders of a disk, outermost first."""
+    made = [b"/workspace"]
+    for place in places:
+        parts = place.encode().split(b"/")
+        made += [b"/".join(parts[:depth]) for depth in range(2, len(parts) + 1)]
+    return made
 
 
 def _input(site: BuildSite) -> None:
-    site.call("mount", b"input", INPUT, b"tmpfs", _workspace_flags(site), b"mode=0755")
-    site.descriptors["input"] = site.open(INPUT, _OPEN_FOLDER)
+    if not site.shape.get("input", True):
+        return
+    path = _below(site, b"/workspace/input")
+    if site.shape.get("places"):
+        site.call("mkdirat", kernel.AT_FDCWD, path, 0o755)
+    site.call("mount", b"input", path, b"tmpfs", _workspace_flags(site), b"mode=0755")
+    site.descriptors["input"] = site.open(path, _OPEN_FOLDER)
 
 
 def _mount_points(site: BuildSite) -> None:
     """Make the folders and files that mounts in the workspace go to."""
-    made = {WORKSPACE, *(WORKSPACE + name for name in (b"/input", b"/output", b"/tmp"))}
+    places = site.shape.get("places")
+    made = {WORKSPACE, *(WORKSPACE + name for name in (_folders_of(places) if places else ()))}
+    if not places or site.shape.get("input"):
+        made.add(_below(site, b"/workspace/input"))
+    if not places:
+        made |= {WORKSPACE + b"/output", WORKSPACE + b"/tmp"}
     covered: list[bytes] = []
     for at, _, folder in site.shape.get("mounts", ()):
-        path = TEMPLATE + at.encode()
+        path = _below(site, at.encode())
         if not path.startswith(WORKSPACE + b"/") or any(path.startswith(outer + b"/") for outer in covered):
             continue
         covered.append(path)
@@ -352,7 +385,7 @@ def _mounts(site: BuildSite) -> None:
     for number, (at, _, _) in enumerate(site.shape.get("mounts", ())):
         # Its target may lie in a folder of the host: no link there is followed.
         how = struct.pack("QQQ", os.O_PATH | os.O_CLOEXEC, 0, 0x04)  # RESOLVE_NO_SYMLINKS
-        target = site.taken(site.call("openat2", kernel.AT_FDCWD, TEMPLATE + at.encode(), how, len(how)))
+        target = site.taken(site.call("openat2", kernel.AT_FDCWD, _below(site, at.encode()), how, len(how)))
         source = MOUNTS + b"/%d" % number
         place = b"/proc/self/fd/%d" % target
         site.call("mount", source, place, None, kernel.MS_BIND | kernel.MS_REC, None)
@@ -360,8 +393,10 @@ def _mounts(site: BuildSite) -> None:
 
 
 def _input_read_only(site: BuildSite) -> None:
-    site.call("mount", INPUT, INPUT, None, kernel.MS_BIND, None)
-    _set_mount(site, INPUT, kernel.ATTR_RDONLY)
+    if site.shape.get("input", True):
+        path = _below(site, b"/workspace/input")
+        site.call("mount", path, path, None, kernel.MS_BIND, None)
+        _set_mount(site, path, kernel.ATTR_RDONLY)
 
 
 def _folders(site: BuildSite) -> None:
@@ -369,7 +404,7 @@ def _folders(site: BuildSite) -> None:
     for number, (at, size, read_only) in enumerate(site.shape.get("folders", ())):
         parts = at.encode().strip(b"/").split(b"/")[1:]
         for depth in range(1, len(parts) + 1):
-            path = b"/".join((WORKSPACE, *parts[:depth]))
+            path = b"/".join((_below(site, b"/workspace"), *parts[:depth]))
             if path not in made:
                 site.call("mkdirat", kernel.AT_FDCWD, path, 0o755)
                 made.add(path)
@@ -379,6 +414,19 @@ def _folders(site: BuildSite) -> None:
         if read_only:
             site.call("mount", path, path, None, kernel.MS_BIND, None)
             _set_mount(site, path, kernel.ATTR_RDONLY)
+
+
+def _places(site: BuildSite) -> None:
+    """Put the folders of the disk where a box that stays sees them; the workspace last, which covers the disk."""
+    places = [place.encode() for place in site.shape.get("places", ())]
+    for place in (*places, b"/workspace") if places else ():
+        site.call("mount", WORKSPACE + place, TEMPLATE + place, None, kernel.MS_BIND | kernel.MS_REC, None)
+
+
+def _whole(site: BuildSite) -> None:
+    """For the supervisor, which reads what the program may read, by the paths that the program sees."""
+    if site.shape.get("places"):
+        site.descriptors["root"] = site.open(b"/", os.O_PATH | os.O_DIRECTORY)
 
 
 def _idmap_workspace(site: BuildSite) -> None:
@@ -468,6 +516,13 @@ STEPS = (
         once=True,
     ),
     ConfineStep(
+        "places",
+        "with all that is mounted in them, so after the last of these",
+        _places,
+        rests_on="workspace",
+        once=True,
+    ),
+    ConfineStep(
         "proc",
         "needs the new pid namespace, and the outer /proc still in sight; shows processes, and how large the box is",
         _proc,
@@ -484,6 +539,7 @@ STEPS = (
         once=True,
     ),
     ConfineStep("read_only_root", "after pivot, when nothing has to be made in it any more", _read_only, once=True),
+    ConfineStep("whole", "of the box as its programs see it, when it is complete", _whole, once=True),
     ConfineStep(
         "loopback",
         "likewise; programs of one box may talk to each other",

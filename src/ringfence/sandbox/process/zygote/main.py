@@ -119,13 +119,14 @@ class Zygote:
         held, mounts = self._enter(config["trees"], template.mounts(wanted, clones))
         self._become_first_process()
         without = frozenset(config["without"])
+        places = template.Places(config["places"], config["home"])
         if not config["image"]:
-            template.build(held, mounts, without, choice)
+            template.build(held, mounts, without, places, choice)
         else:
             # What an image has where our interpreter lies is not for it, parts of packages that are loaded included:
             # a codec is looked for whenever a line of source is shown. What is built in can be had as before.
             del sys.meta_path[2:]
-            template.build_from_image(mounts.pop(), mounts, without)
+            template.build_from_image(mounts.pop(), mounts, without, places)
         self._machine = machine.MachineFiles()
         seen = template.inherit(without)
         # What was installed for a box goes before what lies beside the interpreter, and after its own library.

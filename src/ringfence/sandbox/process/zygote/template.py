@@ -64,12 +64,12 @@ _LIMITS = {
 }
 _OURS = f"{BASE}/ours"
 _IMAGE = f"{BASE}/image"
-_IMAGE_FOLDERS = ("etc", "dev", "proc", "workspace", "run", "var", "sys")
+_IMAGE_FOLDERS = ("etc", "dev", "proc", "workspace", "run", "home", "var", "sys")
 # Attributes in which a layer describes itself are ignored.
 _OVERLAY_OPTIONS = f"lowerdir={_OURS}:{_IMAGE},redirect_dir=nofollow,metacopy=off,index=off,xino=off"
 _LARGEST_FILE = 4 * 1024 * 1024
 WRITTEN = {
-    "passwd": f"root:x:0:0:root:/nonexistent:/usr/sbin/nologin\nbox:x:{INSIDE_ID}:{INSIDE_ID}:box:/workspace:/bin/sh\n",
+    "passwd": f"root:x:0:0:root:/nonexistent:/usr/sbin/nologin\nbox:x:{INSIDE_ID}:{INSIDE_ID}:box:/home/user:/bin/sh\n",
     "group": f"root:x:0:\nbox:x:{INSIDE_ID}:\n",
     "hosts": "127.0.0.1 localhost box\n::1 localhost\n",
     "hostname": "box\n",
@@ -173,9 +173,9 @@ class Mounted:
             kernel.bind(f"/proc/self/fd/{self._descriptor}", target, _NO_PRIVILEGES if self.writable else _READ_ONLY)
             os.close(self._descriptor)
 
-    def make_room(self, place: str) -> None:
-        """Make its mount point in the template; those in the workspace are made in each box."""
-        if self.at.startswith("/workspace/"):
+    def make_room(self, place: str, places: list[str]) -> None:
+        """Make its mount point in the template; those on a box's own disk are made in each box."""
+        if any(f"{self.at}/".startswith(f"{own}/") for own in ("/workspace", *places)):
             return
         target = f"{place}{self.at}"
         os.makedirs(target if self.folder else os.path.dirname(target), 0o755, exist_ok=True)
@@ -197,13 +197,26 @@ def hold(paths: list[str]) -> list[HeldTree]:
     return [HeldTree(path) for path in wanted]
 
 
+class Places:
+    """Where boxes see their folders for temporary files and for their user."""
+
+    def __init__(self, own: list[str], home: str) -> None:
+        self.own = own
+        """Mount points, of boxes that stay; other boxes have links to a folder of their workspace."""
+        self.home = home
+
+
 def build(
-    held: list[HeldTree], mounted: list[Mounted], without: frozenset[str], choice: dict[str, Any] | None = None
+    held: list[HeldTree],
+    mounted: list[Mounted],
+    without: frozenset[str],
+    places: Places,
+    choice: dict[str, Any] | None = None,
 ) -> None:
     """Make the template and hide everything else; `choice`: also all programs but these."""
     place = make_place()
     kernel.mount("template", place, "tmpfs", _NO_DEVICES, "mode=0755,size=64m,nr_inodes=16k")
-    _skeleton(place, [*(tree.path for tree in held), *(mount.at for mount in mounted)])
+    _skeleton(place, [*(tree.path for tree in held), *(mount.at for mount in mounted)], places)
     for tree in held:
         target = f"{place}{tree.path}"
         os.makedirs(target, 0o755, exist_ok=True)
@@ -212,7 +225,7 @@ def build(
         _hide_credentials(target)
     if choice is not None and "programs" not in without:
         _show_named_programs(place, choice)
-    _make_mount_points(place, mounted, [tree.path for tree in held])
+    _make_mount_points(place, mounted, [tree.path for tree in held], places)
     _finish(place, mounted, without, noexec=choice is not None and "noexec" not in without)
 
 
@@ -225,7 +238,7 @@ def _hide_credentials(tree: str) -> None:
             kernel.bind(empty, f"{tree}/{name}", _READ_ONLY)
 
 
-def build_from_image(image: Mounted, mounted: list[Mounted], without: frozenset[str]) -> None:
+def build_from_image(image: Mounted, mounted: list[Mounted], without: frozenset[str], places: Places) -> None:
     """Likewise, with the tree of a container image as the root, and nothing of the host's system in it.
 
     The image lies beneath a few folders and files of ours, both read-only, as layers of one file system: an entry of
@@ -236,11 +249,11 @@ def build_from_image(image: Mounted, mounted: list[Mounted], without: frozenset[
     kernel.mount("ours", _OURS, "tmpfs", _NO_DEVICES, "mode=0755,size=1m,nr_inodes=4k")
     for name in _IMAGE_FOLDERS:
         os.mkdir(f"{_OURS}/{name}", 0o755)
-    _link(_OURS, [mount.at for mount in mounted])
+    _link(_OURS, [mount.at for mount in mounted], places)
     _write(_OURS, WRITTEN)
     for name in DEVICES:
         os.close(os.open(f"{_OURS}/dev/{name}", os.O_CREAT | os.O_CLOEXEC, 0o644))
-    _make_mount_points(_OURS, mounted, [])
+    _make_mount_points(_OURS, mounted, [], places)
     image.attach(_IMAGE)
     try:
         kernel.mount("image", place, "overlay", _NO_DEVICES, _OVERLAY_OPTIONS)
@@ -263,12 +276,12 @@ def make_place() -> str:
     return place
 
 
-def _make_mount_points(place: str, mounted: list[Mounted], trees: list[str]) -> None:
+def _make_mount_points(place: str, mounted: list[Mounted], trees: list[str], places: Places) -> None:
     """Make mount points for mounts that lie in no other one and in no tree: those contain the mount point already."""
     covered = list(trees)
     for mount in mounted:
         if not any(mount.at.startswith(f"{outer}/") for outer in covered):
-            mount.make_room(place)
+            mount.make_room(place, places.own)
         covered.append(mount.at)
 
 
@@ -289,10 +302,10 @@ def _finish(place: str, mounted: list[Mounted], without: frozenset[str], *, noex
     kernel.pivot(BASE)
 
 
-def _skeleton(place: str, paths: list[str]) -> None:
+def _skeleton(place: str, paths: list[str], places: Places) -> None:
     for name in ("etc", "dev", "proc", "workspace", "sys", "run", "home", "var", "opt"):
         os.mkdir(f"{place}/{name}", 0o755)
-    _link(place, paths)
+    _link(place, paths, places)
     for name in _SYSTEM:
         if os.path.islink(f"/{name}"):
             os.symlink(os.readlink(f"/{name}"), f"{place}/{name}")
@@ -304,14 +317,15 @@ def _skeleton(place: str, paths: list[str]) -> None:
     _write(place, {**WRITTEN, **_FOR_PIP})
 
 
-def _link(place: str, paths: list[str]) -> None:
+def _link(place: str, paths: list[str], places: Places) -> None:
     """Link the places that programs write to by default, and their own streams; `paths` are what boxes see. Each box
     has terminals, and a size, of its own."""
-    for name in ("tmp", "dev/shm", "var/tmp"):
-        if any(f"{path}/".startswith(f"/{name}/") for path in paths):
-            os.mkdir(f"{place}/{name}", 0o755)  # it holds something of the host, so programs cannot write there
+    for at in (*places.own, "/tmp", "/dev/shm", "/var/tmp", places.home):  # noqa: S108 - as they are called in a box
+        if at in places.own or any(f"{path}/".startswith(f"{at}/") for path in paths):
+            # A mount point, or it holds something of the host, so programs cannot write there.
+            os.makedirs(f"{place}{at}", 0o755, exist_ok=True)
         else:
-            os.symlink("/workspace/tmp", f"{place}/{name}")
+            os.symlink(places.own[0] if places.own else "/workspace/tmp", f"{place}{at}")
     for name, target in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
         os.symlink(f"/proc/self/{target}", f"{place}/dev/{name}")
     os.makedirs(f"{place}{CPU}", 0o755)
