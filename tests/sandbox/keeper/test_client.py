@@ -53,6 +53,7 @@ async def test_every_verb_answers_as_the_house_does() -> None:
             "run": (CellRequest("say 3"), hear, hear),
             "show": (8000,),
             "interrupt": (),
+            "end_context": ("other", True),
             "command": (CommandRequest(("ls", "-l"), stdin=b"in"), hear),
             "start": (CommandRequest(("sleep", "1"), stdin=None, pty=(80, 24)),),
             "processes": (),
