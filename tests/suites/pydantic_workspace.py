@@ -89,8 +89,16 @@ class TestRingfence(WorkspaceBackendSuite):
         await (await workspace.sandbox()).kill()
 
     @pytest.fixture
-    def fresh_backend(self) -> Callable[[], WorkspaceBackend]:
-        return RingfenceWorkspace
+    async def fresh_backend(self) -> AsyncIterator[Callable[[], WorkspaceBackend]]:
+        made: list[RingfenceWorkspace] = []
+
+        def make() -> RingfenceWorkspace:
+            made.append(RingfenceWorkspace())
+            return made[-1]
+
+        yield make
+        for workspace in made:
+            await (await workspace.sandbox()).kill()
 
     @pytest.fixture
     def attach_backend(self) -> Callable[[WorkspaceRef], WorkspaceBackend]:
