@@ -546,6 +546,7 @@ def left_behind(mount: str) -> Iterator[str]:
     """The groups of a hierarchy whose makers have died."""
     waiting = [mount]
     looked_at = 0
+    alive: dict[GroupOwner, bool] = {}  # a keeper of many sessions has made many groups, and is looked at once
     while waiting and looked_at < MOST_FOLDERS:
         looked_at += 1
         folder = waiting.pop()
@@ -558,5 +559,8 @@ def left_behind(mount: str) -> Iterator[str]:
             owner = GroupOwner.of_group(name)
             if owner is None:
                 waiting.append(f"{folder}/{name}")
-            elif not owner.lives():
+                continue
+            if owner not in alive:
+                alive[owner] = owner.lives()
+            if not alive[owner]:
                 yield f"{folder}/{name}"
