@@ -177,7 +177,7 @@ SMALL = Limits(wall_seconds=2, cpu_cores=0.5, memory_bytes=64 * MIB, processes=5
 
 
 MORE_MEMORY = "; more is given by `--memory`, `limits=` or `max_memory_mb`"
-MORE_PROCESSES = "; more is given by `--pids`, `limits=` or `max_processes`"
+MORE_PIDS = "; more is given by `--pids`, `limits=` or `max_processes`"
 MORE_DISK = "; more is given by `--disk`, `limits=` or `max_disk_mb`"
 
 
@@ -187,7 +187,7 @@ MORE_DISK = "; more is given by `--disk`, `limits=` or `max_disk_mb`"
         (report(), "exited with status 0 after 12 ms"),
         (report(exit_status=1), "exited with status 1 after 12 ms"),
         (report(limit="disk"), "exited with status 0 after 12 ms, having met its limit of 512 MiB of disk" + MORE_DISK),
-        (report(limit="pids"), "exited with status 0 after 12 ms, having met its limit of 5 processes" + MORE_PROCESSES),
+        (report(limit="pids"), "exited with status 0 after 12 ms, having met its limit of 5 processes" + MORE_PIDS),
         (report(limit="inodes"), "exited with status 0 after 12 ms, having met its limit of 65536 files on its disk"),
         (report(limit="files"), "exited with status 0 after 12 ms, having met its limit of 1024 open files"),
         (report("signalled", signal=11), "ended by signal 11 (SIGSEGV) after 12 ms"),
@@ -195,7 +195,7 @@ MORE_DISK = "; more is given by `--disk`, `limits=` or `max_disk_mb`"
         (report("timeout", limit="wall", wall_ms=2003), "terminated by timeout after 2.0 s"),
         (report("timeout", limit="cpu"), "terminated after 12 ms for using more than 1 s of processor time"),
         (report("oom", limit="memory"), "killed for using more than 64 MiB of memory after 12 ms" + MORE_MEMORY),
-        (report("pids", limit="pids"), "killed for using more than 5 processes after 12 ms" + MORE_PROCESSES),
+        (report("pids", limit="pids"), "killed for using more than 5 processes after 12 ms" + MORE_PIDS),
         (report("disk", limit="disk"), "killed for using more than 512 MiB of disk after 12 ms" + MORE_DISK),
         (report("disk", limit="file_size"), "killed for using more than 100 bytes in one file after 12 ms"),
         (report("output", limit="output"), "killed for using more than 64 MiB of output after 12 ms"),

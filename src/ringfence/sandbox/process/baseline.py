@@ -11,6 +11,7 @@ from ringfence.core.system import interpreter
 from ringfence.sandbox.process import mounting
 from ringfence.sandbox.process.named_programs import Choice
 from ringfence.sandbox.process.seccomp import filter
+from ringfence.sandbox.process.zygote.template import NODE_FILE
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 INSTALLED = f"/workspace/.local/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
@@ -77,6 +78,7 @@ def configuration(baseline: Baseline, *, own_ids: bool) -> dict[str, Any]:
         "env": {
             **{"PATH": path, "HOME": "/workspace", "TMPDIR": "/workspace/tmp"},
             **{"LANG": "C.UTF-8", "USER": "box", "LOGNAME": "box", "TERM": "xterm-256color"},
+            "NODE_OPTIONS": f"--require=/etc/{NODE_FILE}",
         },
     }
 
