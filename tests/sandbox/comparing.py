@@ -20,6 +20,7 @@ from ringfence.core.errors import Unavailable
 from ringfence.core.ports import Backend
 from ringfence.core.system import interpreter
 from ringfence.sandbox.process.backend import ProcessBackend
+from ringfence.sandbox.process.zygote.template import NODE_FILE
 from tests.sandbox import ordinary
 
 PYTHON = str(interpreter())
@@ -127,6 +128,7 @@ def environment(place: str) -> dict[str, str]:
         "USER": "box",
         "LOGNAME": "box",
         "TERM": "xterm-256color",
+        "NODE_OPTIONS": f"--require=/etc/{NODE_FILE}",
     }
 
 

@@ -213,7 +213,7 @@ async def called(link: StdioLink, tool: str, exchange: InFlight | None = None, *
 
 
 async def test_a_server_gets_its_own_environment_and_ends_with_the_link(hostile_command: list[str], where: str) -> None:
-    boxed = {"HOME", "LANG", "LOGNAME", "TERM", "TMPDIR", "USER"} if where == "boxed" else set()
+    boxed = {"HOME", "LANG", "LOGNAME", "NODE_OPTIONS", "TERM", "TMPDIR", "USER"} if where == "boxed" else set()
     async with running(hostile_command, where) as link:
         assert link.isolation is not None and link.isolation["level"] == ("process" if boxed else "none")
         assert await called(link, "echo", text="hi") == "hi"

@@ -45,7 +45,7 @@ async def test_the_environment_is_what_was_declared_and_little_else(
 ) -> None:
     monkeypatch.setenv("A_SECRET_OF_THE_SUPERVISOR", "x")
     report = await run(backend, "import os\nprint(sorted(os.environ), os.environ['MINE'])", env={"MINE": "ü=1"})
-    names = ["HOME", "LANG", "LOGNAME", "MINE", "PATH", "TERM", "TMPDIR", "USER"]
+    names = ["HOME", "LANG", "LOGNAME", "MINE", "NODE_OPTIONS", "PATH", "TERM", "TMPDIR", "USER"]
     assert report.stdout.text == f"{names} ü=1\n"
     report = await backend.run(BoxSpec(Program("command", argv=("env",)), env={"MINE": "1"}))
     assert sorted(line.partition("=")[0] for line in report.stdout.text.splitlines()) == names

@@ -119,7 +119,17 @@ async def test_it_sees_the_image_and_nothing_of_the_host(backend: ProcessBackend
 async def test_its_environment_is_of_ours_and_names_no_place_of_the_host(backend: ProcessBackend, root: Path) -> None:
     report = await command(backend, root, "env", env={"OWN": "1"})
     told = dict(line.split("=", 1) for line in report.stdout.text.splitlines())
-    assert set(told) - {"LC_CTYPE"} == {"HOME", "LANG", "LOGNAME", "OWN", "PATH", "TERM", "TMPDIR", "USER"}
+    assert set(told) - {"LC_CTYPE"} == {
+        "HOME",
+        "LANG",
+        "LOGNAME",
+        "NODE_OPTIONS",
+        "OWN",
+        "PATH",
+        "TERM",
+        "TMPDIR",
+        "USER",
+    }
     assert sys.base_prefix not in told["PATH"].replace("/usr/", "/")
 
 

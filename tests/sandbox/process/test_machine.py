@@ -145,6 +145,12 @@ async def test_nodes_view_of_the_machine(backend: ProcessBackend) -> None:
     source = "const o = require('os'); console.log(o.cpus().length, o.totalmem(), o.loadavg()[0], o.uptime() > 0)"
     report = await command(backend, "node", "-e", source, memory_bytes=1024 * MIB)
     assert report.stdout.text == f"1 {1024 * MIB} 0 true\n", report.stderr.text
+    source = """
+    import os, {networkInterfaces} from "os"
+    console.log(networkInterfaces().lo[0].cidr, Object.keys(os.networkInterfaces()))
+    """
+    report = await command(backend, "node", "--input-type=module", "-e", source, memory_bytes=1024 * MIB)
+    assert report.stdout.text == "127.0.0.1/8 [ 'lo' ]\n", report.stderr.text
 
 
 async def test_psutils_view_of_the_machine(backend: ProcessBackend) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ringfence.core.record import plain
 from ringfence.core.system import interpreter
 from ringfence.sandbox.process.seccomp import filter
+from ringfence.sandbox.process.zygote.template import NODE_FILE
 
 if TYPE_CHECKING:
     from ringfence.sandbox.process import mounting
@@ -102,6 +103,7 @@ def configuration(baseline: Baseline, *, own_ids: bool) -> dict[str, Any]:
         "env": {
             **{"PATH": path, "HOME": baseline.home, "TMPDIR": (*baseline.places, "/workspace/tmp")[0]},
             **{"LANG": "C.UTF-8", "USER": "box", "LOGNAME": "box", "TERM": "xterm-256color"},
+            "NODE_OPTIONS": f"--require=/etc/{NODE_FILE}",
         },
     }
 

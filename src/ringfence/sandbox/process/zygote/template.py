@@ -68,6 +68,7 @@ _IMAGE_FOLDERS = ("etc", "dev", "proc", "workspace", "run", "home", "var", "sys"
 # Attributes in which a layer describes itself are ignored.
 _OVERLAY_OPTIONS = f"lowerdir={_OURS}:{_IMAGE},redirect_dir=nofollow,metacopy=off,index=off,xino=off"
 _LARGEST_FILE = 4 * 1024 * 1024
+NODE_FILE = "node-in-a-box.js"
 WRITTEN = {
     "passwd": f"root:x:0:0:root:/nonexistent:/usr/sbin/nologin\nbox:x:{INSIDE_ID}:{INSIDE_ID}:box:/home/user:/bin/sh\n",
     "group": f"root:x:0:\nbox:x:{INSIDE_ID}:\n",
@@ -75,6 +76,17 @@ WRITTEN = {
     "hostname": "box\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
     "resolv.conf": "",
+    # The sockets that list interfaces are refused, and Node takes that for an error. A box has one interface.
+    NODE_FILE: """\
+const os = require("os")
+const listed = os.networkInterfaces
+const own = {address: "127.0.0.1", netmask: "255.0.0.0", family: "IPv4", mac: "00:00:00:00:00:00", internal: true}
+os.networkInterfaces = function networkInterfaces() {
+  try { return listed() } catch (_) { return {lo: [{...own, cidr: "127.0.0.1/8"}]} }
+}
+const synchronise = require("module").syncBuiltinESMExports
+if (synchronise) synchronise()
+""",
 }
 """Files of /etc in every box, whatever its root is."""
 _FOR_PIP = {
