@@ -142,6 +142,8 @@ class CellReport:
 
 @plain
 class VolumeMount:
+    """A volume of a session, and where it lies in the box."""
+
     name: str
     at: str
     """A folder beneath /workspace."""
