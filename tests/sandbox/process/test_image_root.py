@@ -89,7 +89,6 @@ GOOD = [
     line(r"/my\040data", "rw,nosuid"),
     line(r"/my\040data/below", "rw,nosuid"),
     line("/proc/mounts", "rw,nosuid", "proc"),
-    line("/proc/uptime", "rw,nosuid", "proc"),
     line("/proc/meminfo"),
     line("/dev/pts", "rw,nosuid", "devpts"),
     line("/sys/devices/system/cpu"),

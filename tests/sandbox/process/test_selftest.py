@@ -101,7 +101,6 @@ ANSWERS: dict[str, Any] = {
 33 31 0:41 / /workspace rw,nosuid,nodev - tmpfs workspace rw
 34 31 0:42 / /proc rw,nosuid,nodev,noexec - proc proc rw
 35 34 0:43 /meminfo-1 /proc/meminfo ro,nosuid,nodev,noexec - tmpfs zygote rw
-36 34 0:42 /uptime /proc/uptime rw,nosuid,nodev,noexec - proc proc rw
 37 34 0:42 /1/mounts /proc/mounts rw,nosuid,nodev,noexec - proc proc rw
 38 31 0:44 / /dev/pts rw,nosuid,noexec - devpts devpts rw
 """,

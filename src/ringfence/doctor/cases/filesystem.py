@@ -40,7 +40,8 @@ READING = (
                 inside = [f"{top}/{name}" for name in os.listdir(top)]
             except OSError:
                 continue
-            found += [path for path in inside if path != "/run/guest.py"
+            # Of /sys, a box has the number of its processors: P48.
+            found += [path for path in inside if path not in ("/run/guest.py", "/sys/devices")
                       and not any(lead.startswith(path + "/") for lead in leads)
                       and not (os.path.exists(path) and os.stat(path).st_dev == own)]
         say(bool(found), f"{len(found)} entries, among them {found[0]}" if found else "nothing")
@@ -281,9 +282,10 @@ MOUNTS = (
     Case(
         "F40",
         "find a mount beside the workspace that is not read-only",
-        "none",
+        "none but /proc, and the box's own terminals",
         "ALLOWED, FLAG = ('/workspace', '/workspace/tmp', '/workspace/output', '/dev/shm', '/tmp', '/home/user',"
-        " '/proc'), 'ro'" + _MOUNTED,
+        + " '/proc', '/proc/mounts', '/dev/pts'), 'ro'"
+        + _MOUNTED,
     ),
     Case(
         "F41",
@@ -295,14 +297,16 @@ MOUNTS = (
         "F42",
         "find a mount on which device nodes work, beside the few devices themselves",
         "none: all are nodev",
-        "ALLOWED, FLAG = tuple(f'/dev/{n}' for n in ('null', 'zero', 'full', 'random', 'urandom')), 'nodev'" + _MOUNTED,
+        "ALLOWED = tuple(f'/dev/{n}' for n in ('null', 'zero', 'full', 'random', 'urandom', 'tty', 'pts'))\n"
+        + "FLAG = 'nodev'"
+        + _MOUNTED,
     ),
     Case(
         "F43",
         "find a second /proc beside one's own, or the host's root",
-        "exactly one, at /proc, and a root made for the box",
+        "exactly one, at /proc, with its own file of mounts, and a root made for the box",
         """
-        found = [m["at"] for m in mounts() if m["kind"] == "proc"]
+        found = [m["at"] for m in mounts() if m["kind"] == "proc" and m["at"] != "/proc/mounts"]
         root = [m["kind"] for m in mounts() if m["at"] == "/"]
         say(found != ["/proc"] or root != ["tmpfs"], ", ".join(found + root))
         """,

@@ -33,16 +33,24 @@ CASES = (
         _ABSENT,
         """
         any_of({path: lambda path=path: open(path, "rb").read(64)
-                for path in ("/proc/cmdline", "/proc/version", "/proc/config.gz", "/proc/modules")})
+                for path in ("/proc/cmdline", "/proc/config.gz", "/proc/modules")})
         """,
     ),
     Case(
         "P45",
         "read what else happens on the machine: load, uptime, memory, processors, interrupts, disks",
-        _ABSENT,
+        "absent, or the limits of the box and numbers that never change",
         """
-        any_of({path: lambda path=path: open(path).read(64)
-                for path in ("/proc/loadavg", "/proc/uptime", "/proc/meminfo", "/proc/stat", "/proc/cpuinfo",
+        def told(path):
+            words = open(path).read(8000).split()
+            if path == "/proc/meminfo" and int(words[1]) * 1024 == given["limits"]["memory_bytes"]:
+                raise FileNotFoundError(errno.ENOENT, "")
+            if path in ("/proc/loadavg", "/proc/uptime") and not any(map(float, words[1:3])):
+                raise FileNotFoundError(errno.ENOENT, "")
+            if path == "/proc/stat" and words[1:8] == "0 0 0 100 0 0 0".split():
+                raise FileNotFoundError(errno.ENOENT, "")
+        any_of({path: lambda path=path: told(path)
+                for path in ("/proc/loadavg", "/proc/uptime", "/proc/meminfo", "/proc/stat",
                              "/proc/interrupts", "/proc/diskstats", "/proc/vmstat", "/proc/schedstat")})
         """,
     ),
@@ -60,8 +68,13 @@ CASES = (
     Case(
         "P48",
         "walk through /sys: devices, modules, kernel parameters, control groups",
-        "ENOENT: there is no /sys",
-        "there('/sys/devices', '/sys/kernel', '/sys/module', '/sys/fs/cgroup', '/sys/class', '/sys/firmware')",
+        "nothing but four files with the number of processors",
+        """
+        own = {"kernel_max", "online", "possible", "present"}
+        found = [f"{where}/{name}" for where, _, names in os.walk("/sys") for name in names
+                 if where != "/sys/devices/system/cpu" or name not in own]
+        say(bool(found), ", ".join(found[:4]) or "ENOENT")
+        """,
     ),
     Case(
         "P49",

@@ -25,8 +25,8 @@ from ringfence.sandbox.process.zygote.template import DEVICES, HOST_NAME
 
 _SPACES = ("user", "pid", "mnt", "ipc", "uts", "net", "cgroup")
 _DEV = {*DEVICES, "fd", "ptmx", "pts", "shm", "stderr", "stdin", "stdout"}
-PROC_AT = ["/proc", "/proc/mounts", "/proc/uptime"]
-"""Of these files, each box sees the kernel's own."""
+PROC_AT = ["/proc", "/proc/mounts"]
+"""Of that file, each box sees the kernel's own."""
 _HIDDEN = ("cmdline", "diskstats", "interrupts", "kallsyms", "kcore", "modules", "partitions", "sys")
 _MOST_PROCESSES = 9
 _SHOWN = 200

@@ -47,6 +47,7 @@ class MachineFiles:
             ("/proc/cpuinfo", f"cpuinfo-{processors}", lambda: _cpuinfo(processors)),
             ("/proc/stat", f"stat-{processors}", lambda: _stat(processors)),
             ("/proc/loadavg", "loadavg", lambda: "0.00 0.00 0.00 1/1 1\n"),
+            ("/proc/uptime", "uptime", lambda: f"{time.clock_gettime(time.CLOCK_BOOTTIME):.2f} 0.00\n"),
             ("/proc/version", "version", _version),
             ("/proc/filesystems", "filesystems", lambda: "nodev\tproc\nnodev\ttmpfs\nnodev\tdevpts\n"),
         )
