@@ -71,7 +71,7 @@ def test_the_second_waits_for_a_person_and_gets_it(demo: Demo) -> None:
     assert f"{identity.os_user()} approved it at " in said and approval in said
     assert "requested under person_for_high_priority" in said
     assert "on record before anything was sent, and synced to disk" in said
-    assert "  result     success; its effect is confirmed; " in said
+    assert "  result     success; what it changed is in the server's box alone, and lasts until that ends; " in said
 
 
 def test_the_same_call_needs_another_answer_and_may_be_refused(demo: Demo) -> None:
