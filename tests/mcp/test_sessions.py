@@ -110,7 +110,9 @@ async def test_a_figure_is_seen_and_a_file_is_a_resource(served: gateways.Served
         shown = await agent.python(PICTURE)
         (image,) = [block for block in shown.content if block.type == "image"]
         assert image.mime_type == "image/png" and base64.b64decode(image.data).startswith(b"\x89PNG")
-        saved = await agent.python("open('output/p.png', 'wb').write(Figure()._repr_png_());")
+        saved = await agent.python(
+            "import os; os.mkdir('output'); open('output/p.png', 'wb').write(Figure()._repr_png_());"
+        )
         (link,) = [block for block in saved.content if block.type == "resource_link"]
         assert link.uri == f"ringfence://session/{agent.session}/output/p.png"
         listed = await client.list_resources()
@@ -150,7 +152,7 @@ async def test_a_client_is_told_that_there_are_new_files(served: gateways.Served
     async with Client(served.url, mode=MODERN) as client:
         agent = await Agent(client).open()
         async with client.listen(resources_list_changed=True) as stream:
-            await agent.python("open('output/a', 'w').close()")
+            await agent.python("import os; os.makedirs('output', exist_ok=True); open('output/a', 'w').close()")
             with anyio.fail_after(tooling.PATIENCE):
                 assert isinstance(await anext(aiter(stream)), ResourcesListChanged)
         async with Client(served.url, mode="legacy") as other:

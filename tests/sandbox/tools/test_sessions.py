@@ -119,6 +119,7 @@ async def test_a_model_is_told_of_sessions_what_it_needs_and_a_caller_in_this_pr
         (forked,) = (await call.told("fork_session", session=opened["session"], count=1))["sessions"]
         assert set(forked) == needed
         all_of_it = needed | {"created_at", "ended_at", "snapshot", "memory_bytes", "limits", "network", "isolation"}
+        all_of_it |= {"given_back_bytes"}
         for tool in ("open_session", "list_sessions"):
             told = await call.told(tool, Attached())
             assert set(told["sessions"][0] if tool == "list_sessions" else told) == all_of_it
