@@ -106,5 +106,5 @@ async def test_the_keyring_is_asked_where_it_is_installed(monkeypatch: pytest.Mo
     with pytest.raises(Unavailable, match="has no other of mail"):
         await value(vault(SecretSpec("token", "keyring", {"service": "mail", "name": "other"})))
     monkeypatch.setitem(sys.modules, "keyring", None)
-    with pytest.raises(Unavailable, match="extra"):
+    with pytest.raises(Unavailable, match="pip install keyring"):
         await value(vault(SecretSpec("token", "keyring", {"service": "mail", "name": "robot"})))

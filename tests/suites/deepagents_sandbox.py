@@ -69,9 +69,6 @@ class PlainBackend(BaseSandbox):
 
 
 class TestRingfence(SandboxIntegrationTests):
-    # Its own place is beneath /tmp, which our files API does not name yet.
-    sandbox_root_dir = "/workspace/test_sandbox_ops/"
-
     @pytest.fixture(scope="class")
     def sandbox(self) -> Iterator[RingfenceBackend]:
         with Sandbox.create(limits=Limits(capture_bytes=32 << 20)) as sandbox:

@@ -26,19 +26,7 @@ OLDER_THAN_DEEPAGENTS = {
     "test_write_existing_file_fails": "the suite expects a refusal; deepagents 0.7 writes anew",
 }
 
-_OUTSIDE = "our files API names nothing outside of /workspace"
-_BITS = "our files API does not heed the permission bits of files"
-OF_INSPECT = {
-    "test_exec_as_user": "a box has one user",
-    "test_cwd_absolute": _OUTSIDE,
-    "test_read_and_write_file_including_directory_absolute": _OUTSIDE,
-    "test_read_file_is_directory": _OUTSIDE,
-    "test_write_binary_file_is_directory": _OUTSIDE,
-    "test_write_text_file_is_directory": _OUTSIDE,
-    "test_read_file_not_allowed": _BITS,
-    "test_write_binary_file_without_permissions": _BITS,
-    "test_write_text_file_without_permissions": _BITS,
-}
+OF_INSPECT = {"test_exec_as_user": "a box has one user"}
 
 
 def outcomes(folder: Path, *words: str) -> dict[str, dict[str, str]]:
