@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 
 import h11
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -108,3 +112,49 @@ def test_nothing_but_allowed_requests_is_ever_heard(said: str) -> None:
             assert request.method in (b"GET", b"PUT") and request.target.startswith(b"/v1")
             assert headers[b"host"] == f"api.example:{port}".encode()
             assert not {b"content-length", b"transfer-encoding"} <= set(headers)
+
+
+class _Deaf(BaseHTTPRequestHandler):
+    """As many servers do, it answers without reading a body, and keeps the connection unless it is told not to."""
+
+    protocol_version = "HTTP/1.1"
+
+    def _answer(self) -> None:
+        self.server.served.append(f"{self.command} {self.path}")  # type: ignore[attr-defined]
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"ok")
+
+    do_GET = do_POST = do_DELETE = _answer
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("limited", [False, True], ids=["any request", "only some"])
+async def test_a_body_that_a_server_does_not_read_is_no_further_request(method: str, limited: bool) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Deaf)
+    server.served = []  # type: ignore[attr-defined]
+    Thread(target=server.serve_forever, daemon=True).start()
+    rule = NetworkRule("api", ("api.example",), addresses=LOOPBACK)
+    rule = replace(rule, methods=("GET", "POST"), paths=("/v1",)) if limited else rule
+    place = f"api.example:{server.server_port}"
+    hidden = f"DELETE /admin HTTP/1.1\r\nHost: {place}\r\nX: "
+    lines = (f"{method} http://{place}/v1/a HTTP/1.1", f"Host: {place}", f"Content-Length: {len(hidden)}")
+    first = "\r\n".join((*lines, "", hidden)).encode()
+    second = f"GET http://{place}/v1/b HTTP/1.1\r\nHost: {place}\r\nConnection: close\r\n\r\n".encode()
+    try:
+        async with box([rule], LOCAL) as inside:
+            reader, writer = await asyncio.open_connection("127.0.0.1", inside.port)
+            writer.write(first + second)
+            await reader.read()
+            writer.close()
+    finally:
+        server.shutdown()
+        server.server_close()
+    served = server.served  # type: ignore[attr-defined]
+    assert "GET /v1/b" in served or (method == "GET" and limited)
+    assert not [each for each in served if each.startswith("DELETE")], served

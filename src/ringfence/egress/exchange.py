@@ -34,6 +34,8 @@ _HEADS_MOST = 8
 _LINGER_BYTES = 256 * 1024
 _LINGER_SECONDS = 1.0
 _UPLOAD_SECONDS = 1.0
+_BODILESS = ("GET", "HEAD", "OPTIONS", "TRACE")
+"""Methods whose bodies servers do not expect, and many do not read."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -180,6 +182,8 @@ class ProxyExchange:
         if verdict.granted is None:
             raise Forbidden(verdict.rule, verdict.reason or "denied")
         rule = verdict.granted
+        if request.framing != NO_BODY and request.method in _BODILESS and self._must_be_one(rule):
+            raise Forbidden(rule.name, "body", f"a {request.method} request has no body here")
         meter = self._context.meters[rule.name]
         meter.admit(request.framing.length)
         await self._context.gate.passed()  # a broker that is asked has that on record
@@ -187,10 +191,17 @@ class ProxyExchange:
         without = given.strip | {name.lower() for name in given.put} | {"host", "expect"}
         kept = http1.end_to_end(request.headers, without)
         headers = (("Host", place.header(self._scheme)), *kept, *given.put.items())
+        if request.framing != NO_BODY:
+            headers = (*headers, ("Connection", "close"))
         head = http1.write_request(request.method, target, headers, request.framing)
         await self._context.gate.passed()
         entry.allow(rule.name)
         return _Sending(request, place, rule, head, meter, entry, given)
+
+    def _must_be_one(self, rule: NetworkRule) -> bool:
+        """Whether it matters that the other side takes it for one request: a rule looks at requests, or secrets are put
+        into them."""
+        return rule.methods is not None or rule.paths is not None or self._context.substitute is not None
 
     def _aim(self, request: HttpRequest, entry: LedgerEntry) -> tuple[Endpoint, str]:
         """Whom it is for, said twice and both times the same."""
@@ -277,7 +288,9 @@ class ProxyExchange:
             if answer is not None:
                 await self._download(sending, outside, answer)
                 whole = await _finished(upload)
-                kept = whole and not answer.close
+                # A server that does not read a body takes it for the next requests. So after one there are none: it is
+                # told to close, and what comes next goes elsewhere.
+                kept = whole and not answer.close and request.framing == NO_BODY
             _raise_first(upload)
         except Failed:
             _raise_first(upload)
@@ -287,7 +300,7 @@ class ProxyExchange:
                 upload.cancel()
                 await asyncio.gather(upload, return_exceptions=True)
             if not kept:
-                await self._leave(abort=True)
+                await self._leave(abort=not whole)
         if answer is not None:
             return whole
         # A connection that was kept may end just when it is used again: what has no effect is then sent once more.

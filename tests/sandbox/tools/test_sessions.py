@@ -348,3 +348,11 @@ async def test_a_copy_has_what_the_session_has_that_it_goes_to(tmp_path: Path) -
         before = await call.executor.state_of(copy)
         await call("write_file", session=keeping, path="b", text="changed")
         assert await call.executor.state_of(copy) != before, "an approval is bound to both"
+
+
+async def test_a_fork_lives_no_longer_than_the_session_that_an_agent_was_given(tmp_path: Path) -> None:
+    async with calling(tmp_path) as call:
+        session = await call.opened(lifetime_seconds=600)
+        forks = (await call.told("fork_session", session=session, count=1))["sessions"]
+        fork = call.place.manager.get(Owner(MINE.tenant, MINE.agent), forks[0]["session"])
+        assert fork.spec.lifetime_seconds < 600, "some of it was gone already"

@@ -417,6 +417,8 @@ class SessionManager:
         snapshot = await session.take_snapshot(f"{FORK_PREFIX}{token_hex(8)}")
         volumes = tuple(replace(mount, mode="ro") for mount in session.spec.volumes)
         spec = replace(session.spec, snapshot=snapshot.id, volumes=volumes)
+        if spec.opened_by is not None:  # what an agent was given for a time is not had for longer by forks of forks
+            spec = replace(spec, lifetime_seconds=max(1.0, min(spec.lifetime_seconds, session.seconds_left)))
         forks = [self._tasks.start(self.create(owner, spec)) for _ in range(count)]
         try:
             await asyncio.wait(forks)

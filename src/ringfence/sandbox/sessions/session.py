@@ -186,6 +186,11 @@ class Session:
         )
 
     @property
+    def seconds_left(self) -> float:
+        """Of its lifetime, not counting pauses."""
+        return self._lifetime.left
+
+    @property
     def box(self) -> StayingBox:
         self.check_live()
         assert self._box is not None
