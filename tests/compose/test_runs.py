@@ -45,14 +45,14 @@ def finished(folder: Path) -> list[dict[str, Any]]:
 
 # ── the way ──
 
-ENDINGS: dict[str, tuple[BoxReport | Exception, str, str, str]] = {
+ENDINGS: dict[str, tuple[BoxReport | Exception, str, str, str | None]] = {
     "well": (report(), "success", "ok", "exited"),
     "badly": (report(exit_status=2), "failed", "exit_status", "exited"),
     "by the clock": (report("timeout", signal=9, limit="wall"), "timeout", "timeout", "timeout"),
     "by a limit": (report("oom", signal=9, limit="memory"), "killed", "memory", "oom"),
     "by itself": (report("infra"), "unknown", "box_failed", "infra"),
     "not at all": (Unavailable("no_box", "no zygote"), "unavailable", "no_box", "infra"),
-    "senselessly": (ValueError("no such box"), "validation_failure", "bad_arguments", "policy"),
+    "senselessly": (ValueError("no such box"), "validation_failure", "bad_arguments", None),
 }
 
 

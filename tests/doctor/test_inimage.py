@@ -10,6 +10,7 @@ import pytest
 
 from ringfence.core.box import BoxReport, BoxSpec, Mount, Stream
 from ringfence.core.model import PackageSpec, ServerSpec
+from ringfence.core.sessions import Command, discard_output
 from ringfence.doctor.placement import NOT_IN_SERVER, InServer
 from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.servers.launcher import BoxLauncher, LaunchSettings
@@ -51,6 +52,8 @@ class InImage(InServer):
         stay = replace(stay, env=spec.env, inputs=spec.inputs, tenant=spec.tenant, limits=spec.limits)
         box = await self._backend.open(replace(stay, listening=spec.listening), spec.network)
         try:
+            folders = Command(("/bin/mkdir", "/workspace/tmp", "/workspace/output"))
+            await (await box.command(folders, discard_output)).over()
             wanted = replace(command, limits=spec.limits, stdin=spec.program.stdin)
             return await (await box.command(wanted, tell)).over()
         finally:

@@ -283,12 +283,19 @@ SECRETS = {
     "no answer in pieces": Defence(instead(broker, "_UNWANTED", frozenset()), ("X51",)),
 }
 
+
+def bodies_anywhere(patch: pytest.MonkeyPatch) -> None:
+    instead(exchange, "_BODILESS", ())(patch)
+    instead(exchange, "is_last", lambda request: False)(patch)
+
+
 DEFENCES = {**PLACES, **TUNNELS, **REQUESTS, **SECRETS}
 LAYERS = {
     "no request within a request": Layers(
         {
             "one way to end a body": instead(http1, "_framing", longest),
             "written anew": instead(http1, "HOP_BY_HOP", http1.HOP_BY_HOP - {"transfer-encoding"}),
+            "no body where none belongs, and nothing after one": bodies_anywhere,
         },
         ("N58",),
         ("te_and_cl", "transfer_encoding", "content_length"),

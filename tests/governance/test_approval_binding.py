@@ -158,6 +158,7 @@ async def test_a_call_of_a_server_in_a_session_is_bound_to_what_the_session_is_t
         spec = ServerSpec("desk", command=("x",), placement="session")
         desk = Dispatcher(Servers(), DispatchTargets({"desk": spec}, {}), asked.executor)
         call = make_call(principal=asked.runs._agent, box=asked.session)
+        asked.executor.handed_over |= {asked.session}  # it was opened by a program, as all are that this test opens
         before = await desk.state(call, ECHO)
         assert before is not None and await desk.state(call, ECHO) == before
         assert (await asked.call("write_file", path="a", text="x")).ok

@@ -50,7 +50,7 @@ async def test_the_tools_say_what_they_take_and_their_limits(served: gateways.Se
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
     assert list(tools) == ["careful", "execute_python", *TOOLS[2:]]
     python = tools["execute_python"]
-    assert list(python.input_schema["properties"]) == ["code", "session", "context"]
+    assert list(python.input_schema["properties"]) == ["code", "session", "language", "context"]
     assert python.output_schema is not None and "stdout" in python.output_schema["properties"]
     assert "Limits: 5 s, 64 MiB of memory" in (python.description or "")
 

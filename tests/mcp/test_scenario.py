@@ -36,6 +36,8 @@ for name, (form, delimiter) in FORMATS.items():
 """
 MERGE = """
 merged = sorted((day, name, value) for name, rows in tables.items() for day, value in rows)
+import os
+os.mkdir("output")
 with open("output/merged.csv", "w", newline="") as file:
     csv.writer(file).writerows([("date", "region", "value"), *merged])
 len(merged)

@@ -191,7 +191,7 @@ class ProxyExchange:
         without = given.strip | {name.lower() for name in given.put} | {"host", "expect"}
         kept = http1.end_to_end(request.headers, without)
         headers = (("Host", place.header(self._scheme)), *kept, *given.put.items())
-        if request.framing != NO_BODY:
+        if is_last(request):
             headers = (*headers, ("Connection", "close"))
         head = http1.write_request(request.method, target, headers, request.framing)
         await self._context.gate.passed()
@@ -288,9 +288,7 @@ class ProxyExchange:
             if answer is not None:
                 await self._download(sending, outside, answer)
                 whole = await _finished(upload)
-                # A server that does not read a body takes it for the next requests. So after one there are none: it is
-                # told to close, and what comes next goes elsewhere.
-                kept = whole and not answer.close and request.framing == NO_BODY
+                kept = whole and not answer.close and not is_last(request)
             _raise_first(upload)
         except Failed:
             _raise_first(upload)
@@ -487,3 +485,9 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         raise Failed("no_answer", "the file to be sent is gone") from None
+
+
+def is_last(request: HttpRequest) -> bool:
+    """Whether nothing may follow it on its connection. A server that does not read a body takes it for the next
+    requests; so there are none after one: it is told to close, and what comes next goes another way."""
+    return request.framing != NO_BODY

@@ -47,7 +47,7 @@ def test_boxes_are_listed_with_their_states(box: str) -> None:
 
 def test_a_port_is_shown_on_loopback() -> None:
     box = told("create", "--port", "web=8000")["id"]
-    server = "cd output && echo hello > x && exec python3 -m http.server 8000 --bind 127.0.0.1"
+    server = "mkdir site && cd site && echo hello > x && exec python3 -m http.server 8000 --bind 127.0.0.1"
     assert run("box", "exec", box, "--background", "--shell", server).returncode == 0
     shown = told("expose", box, "8000")
     assert (shown["box"], shown["port"]) == (box, 8000)

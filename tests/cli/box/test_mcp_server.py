@@ -26,7 +26,7 @@ def client(box: str) -> Any:
 async def test_its_tools_are_for_this_box_alone(box: str, own_home: Path) -> None:
     other = run("box", "create").stdout.strip()
     run("box", "exec", other, "--shell", "echo other > secret")
-    run("box", "exec", other, "--shell", "echo other > output/secret")
+    run("box", "exec", other, "--shell", "mkdir output; echo other > output/secret")
     async with client(box) as connected:
         tools = {tool.name: tool.input_schema for tool in (await connected.list_tools()).tools}
         assert set(tools) == set(TOOLS)
@@ -47,7 +47,7 @@ async def test_its_tools_are_for_this_box_alone(box: str, own_home: Path) -> Non
         ):
             refused = await connected.call_tool(name, given)
             assert refused.is_error and "cannot be given" in refused.content[0].text
-        await connected.call_tool("run_shell", {"command": "echo mine > output/result.txt"})
+        await connected.call_tool("run_shell", {"command": "mkdir output; echo mine > output/result.txt"})
         listed = [str(each.uri) for each in (await connected.list_resources()).resources]
         assert listed == [f"ringfence://session/{box}/output/result.txt"]
         assert (await connected.read_resource(listed[0])).contents[0].text == "mine\n"
