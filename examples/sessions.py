@@ -24,6 +24,7 @@ for row in rows:
 months""",
     """
 averages = {month: sum(found) / len(found) for month, found in months.items()}
+pathlib.Path("output").mkdir()
 with open("output/report.csv", "w") as file:
     csv.writer(file).writerows([("month", "average"), *averages.items()])
 averages""",

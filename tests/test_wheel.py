@@ -77,8 +77,6 @@ def test_a_sandbox_opens_from_python(installed: Path) -> None:
 
 
 def test_the_files_beside_the_modules_are_there(installed: Path) -> None:
-    call = run(installed, "ringfence", "call", "search_docs", "--args", '{"query": "refunds"}', "--demo")
-    assert call.returncode == 0, call.stderr
     (package,) = (installed.parent / "lib").glob("python*/site-packages/ringfence")
     inside = {path.relative_to(package) for path in package.rglob("*") if path.is_file() and path.suffix != ".pyc"}
     source = ROOT / "src" / "ringfence"

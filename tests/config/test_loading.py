@@ -87,7 +87,7 @@ def test_an_empty_file_permits_nothing(home: Path) -> None:
     assert (settings.policy.preset, settings.policy.default, settings.policy.rules) == ("standard", "deny", ())
     assert not settings.contracts
     assert not settings.servers
-    assert settings.sandbox == config.SandboxSettings("process", 30, 1.0, 256, 512, 64, 64, 1_000_000, (), {}, False)
+    assert settings.sandbox == config.SandboxSettings("process", 30, 1.0, 256, 512, 128, 64, 1_000_000, (), {}, False)
 
 
 @pytest.mark.parametrize(

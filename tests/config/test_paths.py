@@ -87,7 +87,7 @@ def test_only_this_file_reads_the_environment() -> None:
     found = {str(path.relative_to(package)) for path in package.rglob("*.py") if reading.search(path.read_text())}
     # These are programs of their own, started with an environment that we made; and the cases look for ours.
     inside = ("doctor/", "sandbox/process/zygote/", "sandbox/process/guest/")
-    programs = {f"cli/bench/{name}.py" for name in ("box", "egress", "measure")}
+    programs = {f"cli/bench/{name}.py" for name in ("box", "egress", "measure", "start")}
     assert {name for name in found if not name.startswith(inside)} <= {"config/paths.py", *programs}
 
 

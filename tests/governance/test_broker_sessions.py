@@ -115,8 +115,8 @@ async def test_a_session_uses_a_token_that_its_box_never_holds(tmp_path: Path, m
         assert [headers["authorization"] for _, _, headers, _ in stage.api.seen] == [f"Bearer {stage.value}"] * 2
         # What is written in the box and read from outside is searched as well.
         half = len(stage.value) // 2
-        wrote = f"import os; os.mkdir('output'); open('output/a.txt', 'w').write({stage.value[:half]!r} + {stage.value[half:]!r})"
-        await stage.run(session, wrote)
+        wrote = f"open('output/a.txt', 'w').write({stage.value[:half]!r} + {stage.value[half:]!r})"
+        await stage.run(session, f"import os; os.mkdir('output'); {wrote}")
         read = await stage.call("read_file", session=session, path="output/a.txt")
         assert read.ok and stage.value not in json.dumps(read.result)
         begun = await stage.done("run_shell", session=session, command="cat output/a.txt; sleep 60", background=True)

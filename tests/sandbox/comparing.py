@@ -79,7 +79,7 @@ def bare(program: Honest, seconds: float = 300.0) -> Seen:
         done = subprocess.run(
             [*ORDINARY, PYTHON, *words, *program.argv],
             cwd=place,
-            env=environment(place),
+            env={**environment(place), "HOME": "/home/user"},
             input=program.stdin,
             capture_output=True,
             timeout=seconds,

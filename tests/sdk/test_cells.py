@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("state")]
 
 
 def test_what_a_step_leaves_the_next_one_finds(sandbox: Sandbox) -> None:
-    sandbox.run_code("import os\nx = 6\nos.chdir('output')")
+    sandbox.run_code("import os\nx = 6\nos.mkdir('output')\nos.chdir('output')")
     execution = sandbox.run_code("print('here', os.getcwd())\nx * 7")
     assert (execution.text, execution.logs.stdout) == ("42", ["here /workspace/output\n"])
     assert [result.is_main_result for result in execution.results] == [True]

@@ -104,7 +104,7 @@ def test_input_is_sent_and_ended(sandbox: Sandbox) -> None:
 
 
 def test_a_terminal_gets_another_size(sandbox: Sandbox) -> None:
-    watching = "trap 'stty size' WINCH; stty size; echo $TERM; while read line; do echo got $line; done"
+    watching = "trap 'stty size' WINCH; stty size; echo $TERM; while :; do read line && echo got $line; done"
     job = sandbox.commands.run(watching, background=True, pty=(80, 24))
 
     def shows(text: str) -> None:

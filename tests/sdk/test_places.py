@@ -125,7 +125,16 @@ def test_a_pause_a_snapshot_and_a_fork_keep_all_that_a_box_wrote() -> None:
         assert box.files.read("/home/user/.config/h") == "h\n"
 
 
+def test_a_snapshot_keeps_its_environment() -> None:
+    with Sandbox.create(envs={"KEPT": "yes"}) as box:
+        snapshot = box.snapshot("kept")
+    with Sandbox.create(snapshot=snapshot) as again:
+        assert again.run_code("import os; os.environ['KEPT']").text == "'yes'"
+
+
 def test_a_snapshot_keeps_template_and_environment() -> None:
+    for package in ("numpy", "pandas", "matplotlib"):
+        pytest.importorskip(package, reason=f"the template data has {package}: pip install {package}")
     with Sandbox.create(template="data", envs={"KEPT": "yes"}) as box:
         snapshot = box.snapshot("kept")
     assert (snapshot.template, snapshot.packages) == ("data", ())

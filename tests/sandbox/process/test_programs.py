@@ -116,12 +116,6 @@ async def test_randomness_is_not_the_same_in_two_boxes(backend: ProcessBackend) 
     assert not set(first) & set(second)
 
 
-async def test_a_terminal_cannot_be_made(backend: ProcessBackend) -> None:
-    seen, _ = await comparing.boxed(backend, Honest("pty", "import os\nos.openpty()"))
-    assert seen.code == 1
-    assert seen.stderr.endswith(b"FileNotFoundError: [Errno 2] No such file or directory\n")
-
-
 async def test_variables_that_python_reads_at_its_start_have_their_effect(backend: ProcessBackend) -> None:
     source = b"import sys\nprint(sys.flags.hash_randomization, sys.flags.optimize, sys.path[1], sys.stdout.encoding)"
     env = {

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from ringfence.core.box import MIB, Limits
-from ringfence.core.errors import Refused, Unavailable
+from ringfence.core.errors import OutcomeUnknown, Refused, Unavailable
 from ringfence.core.sessions import SessionInfo, VolumeMount
 from tests.sandbox.fake_sessions import COLLEAGUE, ME, FakeSessions, fake_sessions
 
@@ -67,7 +67,7 @@ class Walk:
             await act
         except asyncio.CancelledError:
             pass
-        except (Refused, Unavailable) as problem:
+        except (OutcomeUnknown, Refused, Unavailable) as problem:
             expected = EXPECTED | ({"unknown_session"} if box == "box_none" else set())
             if problem.reason_code not in expected:
                 raise
