@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tempfile
 import textwrap
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -57,9 +57,12 @@ class Seen:
     """In its output folder."""
 
 
-async def opened(like: BoxSpec = BoxSpec(Program("python"), LIMITS)) -> AsyncIterator[ProcessBackend]:  # noqa: B008
+async def opened(
+    like: BoxSpec = BoxSpec(Program("python"), LIMITS),  # noqa: B008
+    without: Sequence[str] = (),
+) -> AsyncIterator[ProcessBackend]:
     """A backend that is ready for boxes like this one, for a fixture. Skips where this host lacks a protection."""
-    backend = ProcessBackend()
+    backend = ProcessBackend(without=without)
     try:
         await backend.warm(like)
     except Unavailable as exc:

@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import select
+import stat
 import struct
 import sys
 import time  # noqa: F401 - for the programs
@@ -206,8 +207,16 @@ def alone() -> bool:
 
 def there(*paths: str) -> None:
     """Which of these exist at all."""
-    found = [path for path in paths if os.path.lexists(path)]
+    found = [path for path in paths if os.path.lexists(path) and not _covered(path)]
     say(bool(found), ", ".join(found) or "ENOENT")
+
+
+def _covered(path: str) -> bool:
+    """Whether nothing is there but a name: an empty folder, or an empty file that nobody may open."""
+    found = os.lstat(path)
+    if stat.S_ISDIR(found.st_mode):
+        return not os.listdir(path)
+    return stat.S_ISREG(found.st_mode) and not stat.S_IMODE(found.st_mode) and not found.st_size
 
 
 def status(*names: str) -> dict[str, str]:

@@ -21,9 +21,10 @@ pytestmark = pytest.mark.anyio
 MEMORY = 384 * MIB
 
 
-@pytest.fixture(scope="module")
-async def backend() -> AsyncIterator[ProcessBackend]:
-    async for made in comparing.opened():
+@pytest.fixture(scope="module", params=["by the kernel", "one by one"])
+async def backend(request: pytest.FixtureRequest) -> AsyncIterator[ProcessBackend]:
+    """By how names in /proc are hidden: from Linux 7 on the kernel does not do it for a /proc that was whole."""
+    async for made in comparing.opened(without=() if request.param == "by the kernel" else ("subset",)):
         yield made
 
 
@@ -61,7 +62,7 @@ async def test_the_sizes_are_the_limits(backend: ProcessBackend) -> None:
     assert " /workspace tmpfs rw," in shown["mounts"]
     assert shown["version"].startswith(f"Linux version {os.uname().release} (box) ")
     assert float(shown["uptime"].split()[0]) > 0 and shown["uptime"].endswith(" 0.00\n")
-    assert all(name.isdigit() or name in ("self", "thread-self") for name in shown["listed"])
+    assert {"self", "thread-self"} <= set(shown["listed"])
 
 
 async def test_boxes_of_one_zygote_differ_by_their_limits(backend: ProcessBackend) -> None:
@@ -103,7 +104,14 @@ HIDDEN = """
 import os
 for name in os.environ["NAMES"].split():
     for path in (f"/proc/{name}", f"/proc/./{name}", f"/proc/self/../{name}", f"/proc/1/../{name}"):
-        if os.path.lexists(path): print(path)
+        if os.path.islink(path): continue  # to something else of the box
+        if os.path.isdir(path):
+            if os.listdir(path): print(path)
+            continue
+        try: print(path, os.open(path, os.O_RDONLY))
+        except OSError: pass
+        try: print(path, os.chmod(path, 0o777))
+        except OSError: pass
 """
 
 
@@ -113,7 +121,7 @@ async def test_nothing_else_of_the_kernels_is_found_by_its_name(backend: Process
         name for name in os.listdir("/proc") if not name.isdigit() and name not in {*shown, "self", "thread-self"}
     ]
     assert {"cmdline", "kallsyms", "sys"} <= set(others)
-    names = " ".join([*others, "sys/kernel", "sys/kernel/random/boot_id", "net/unix"])
+    names = " ".join([*others, "sys/kernel", "sys/kernel/random/boot_id"])
     program = Program("python", HIDDEN.encode())
     report = await backend.run(BoxSpec(program, env={"NAMES": names}))
     assert (report.exit_status, report.stdout.text) == (0, "")

@@ -36,7 +36,7 @@ def _host_sizes(trial: Trial) -> str | None:
     return claimed(trial)
 
 
-_HOSTS_ALONE = ("cmdline", "diskstats", "interrupts", "modules", "net/dev", "sys/kernel/random/boot_id", "vmstat")
+_HOSTS_ALONE = ("cmdline", "diskstats", "interrupts", "modules", "sys/kernel/random/boot_id", "vmstat")
 """Files that a box cannot have of its own."""
 
 

@@ -58,7 +58,7 @@ _SECONDS = 300.0
 _GET_NO_NEW_PRIVS = 39
 LENDS_SINCE = (6, 3)
 """No older kernel mounts a tmpfs with mapped ids, so there is no need to try."""
-_LEFT_OUT = frozenset({"landlock", "memfd"})
+_LEFT_OUT = frozenset({"landlock", "memfd", "subset"})
 """Steps whose absence does not change the id of a box."""
 
 _refusals: list[str] = []

@@ -28,6 +28,8 @@ _DEV = {*DEVICES, "fd", "ptmx", "pts", "shm", "stderr", "stdin", "stdout"}
 PROC_AT = ["/proc", "/proc/mounts"]
 """Of that file, each box sees the kernel's own."""
 _HIDDEN = ("cmdline", "diskstats", "interrupts", "kallsyms", "kcore", "modules", "partitions", "sys")
+_SIZES = ("meminfo", "cpuinfo", "stat", "loadavg", "uptime", "version", "filesystems", "mounts")
+"""Files that tell how large the box is, and its mounts."""
 _MOST_PROCESSES = 9
 _SHOWN = 200
 
@@ -41,6 +43,14 @@ def tried(act):
         return exc.errno
     return 0
 
+def holds(name):
+    path = "/proc/" + name
+    if name.isdigit() or not os.path.lexists(path):
+        return name.isdigit()
+    if os.path.islink(path):
+        return False
+    return bool(os.listdir(path)) if os.path.isdir(path) else not tried(lambda: open(path).close())
+
 limits = {name: resource.getrlimit(getattr(resource, "RLIMIT_" + name))[1]
           for name in ("CORE", "NOFILE", "FSIZE", "NPROC", "MEMLOCK", "MSGQUEUE", "RTPRIO", "NICE")}
 space = os.statvfs("/workspace")
@@ -51,8 +61,8 @@ print(json.dumps({
     "root": os.statvfs("/").f_flag, "input": os.statvfs("/workspace/input").f_flag,
     "size": space.f_blocks * space.f_frsize, "inodes": space.f_files,
     "dev": sorted(os.listdir("/dev")),
-    # A name that is not listed could still be found.
-    "proc": sorted([*os.listdir("/proc"), *(name for name in %(hidden)b if os.path.lexists("/proc/" + name))]),
+    # A name that is not listed could still be found. Where names cannot be hidden, there is nothing behind them.
+    "proc": sorted(filter(holds, {*os.listdir("/proc"), *%(hidden)b}.difference(%(sizes)b))),
     "name": os.uname().nodename, "session": os.getsid(0) == os.getpid(),
     "tty": tried(lambda: os.open("/dev/tty", os.O_RDWR)),
     "limits": limits, "umask": mask, "nice": os.getpriority(os.PRIO_PROCESS, 0),
@@ -61,7 +71,7 @@ print(json.dumps({
     "bits": ctypes.CDLL(None).prctl(27, 0, 0, 0, 0), "ids": os.getresuid() + os.getresgid(),
     "maps": [open("/proc/self/" + name).read().split() for name in ("uid_map", "gid_map")],
 }))
-""" % {b"spaces": repr(_SPACES).encode(), b"hidden": repr(_HIDDEN).encode()}
+""" % {b"spaces": repr(_SPACES).encode(), b"hidden": repr(_HIDDEN).encode(), b"sizes": repr(_SIZES).encode()}
 
 
 class Probe(NamedTuple):
@@ -221,9 +231,9 @@ LOOKS: dict[str, Probe] = {
         lambda seen: seen == PROC_AT,
     ),
     "proc": Probe(
-        "names in /proc",
-        f"self, thread-self and at most {_MOST_PROCESSES} processes",
-        lambda reported: [name for name in reported["proc"] if name not in ("self", "thread-self")],
+        "names in /proc that something is found at",
+        f"at most {_MOST_PROCESSES} processes, and nothing else",
+        lambda reported: reported["proc"],
         lambda seen: len(seen) <= _MOST_PROCESSES and all(name.isdigit() for name in seen),
     ),
     "input_read_only": Probe(

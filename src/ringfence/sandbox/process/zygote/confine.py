@@ -39,7 +39,6 @@ TERMINALS = 32
 MOUNTS = b"/m"
 """Where the zygote has what its boxes are to see elsewhere, each under its number."""
 _MS_NOEXEC = 8
-_MS_REMOUNT = 32
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY
 
 
@@ -65,6 +64,8 @@ class BuildSite(SyscallPlan):
         self.last_capability = 0
         self.machine: list[tuple[bytes, bytes]] = []
         """Paths in a box, and the files and folders that are seen there."""
+        self.covers: list[tuple[bytes, bytes]] | None = None
+        """Names in /proc that are hidden one by one, and by what; None where the kernel hides them all at once."""
 
 
 class ConfineStep:
@@ -159,8 +160,11 @@ def _proc(site: BuildSite) -> None:
     link = site.open(PROC + b"/mounts", os.O_PATH | os.O_NOFOLLOW)
     site.call("mount", PROC + b"/1/mounts", b"/proc/self/fd/%d" % link, None, kernel.MS_BIND, None)
     site.close(link)
-    # From now on there is nothing but processes, and the names that something was mounted at: those stay known.
-    site.call("mount", b"proc", PROC, b"proc", flags | _MS_REMOUNT, b"subset=pid,hidepid=invisible")
+    if site.covers is None:
+        # From now on there is nothing but processes, and the names that something was mounted at: those stay known.
+        site.call("mount", b"proc", PROC, b"proc", flags | kernel.MS_REMOUNT, b"subset=pid,hidepid=invisible")
+    for at, nothing in site.covers or ():
+        site.call("mount", nothing, TEMPLATE + at, None, kernel.MS_BIND, None)
 
 
 def _terminals(site: BuildSite) -> None:

@@ -6,6 +6,7 @@ but for the kind of its processors, its kernel and when it was started, which sy
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 FOLDER = "/p"
+_NOTHING = "nothing"
+_NOWHERE = "nowhere"
+_SHOWN = frozenset({"meminfo", "cpuinfo", "stat", "loadavg", "uptime", "version", "filesystems"})
 CPU = "/sys/devices/system/cpu"
 _READ_ONLY = kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV | kernel.ATTR_NOEXEC
 _KIB = 1024
@@ -33,16 +37,20 @@ _OF_A_PROCESSOR = (
 class MachineFiles:
     """The files, each made when the first box needs it."""
 
-    def __init__(self) -> None:
-        """Boxes see the folder read-only, whoever owns it; it is written to beneath that."""
+    def __init__(self, *, subset: bool) -> None:
+        """Boxes see the folder read-only, whoever owns it; it is written to beneath that. `subset`: hide names in
+        /proc by a remount, if the kernel allows it."""
         os.mkdir(FOLDER, 0o755)
         self._folder = os.open(FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        os.mkdir(_NOWHERE, 0o555, dir_fd=self._folder)
+        os.close(os.open(_NOTHING, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o000, dir_fd=self._folder))
+        self._subset = subset and _can_become_subset(f"{FOLDER}/{_NOWHERE}")
         kernel.bind(FOLDER, FOLDER, _READ_ONLY)
         self._made: set[str] = set()
 
     def sized(self, memory: int, processors: int) -> list[tuple[bytes, bytes]]:
         """Where a box of this size sees something, and what: a file or a folder."""
-        shown = (
+        shown = (  # in /proc, as in `_SHOWN`
             ("/proc/meminfo", f"meminfo-{memory}", lambda: _meminfo(memory)),
             ("/proc/cpuinfo", f"cpuinfo-{processors}", lambda: _cpuinfo(processors)),
             ("/proc/stat", f"stat-{processors}", lambda: _stat(processors)),
@@ -63,12 +71,36 @@ class MachineFiles:
         found = [(at, name) for at, name, _ in shown]
         return [(at.encode(), f"{FOLDER}/{name}".encode()) for at, name in (*found, (CPU, folder))]
 
+    def covers(self) -> list[tuple[bytes, bytes]] | None:
+        """Names in /proc that must be hidden one by one, and by what; None if the kernel hides them all at once."""
+        if self._subset:
+            return None
+        # A link leads to what else the box has: `net` to `self/net`.
+        others = [each for each in os.scandir("/proc") if not each.name.isdigit() and not each.is_symlink()]
+        cover = {each.name: _NOWHERE if each.is_dir() else _NOTHING for each in others if each.name not in _SHOWN}
+        return [(f"/proc/{name}".encode(), f"{FOLDER}/{by}".encode()) for name, by in sorted(cover.items())]
+
     def _make(self, name: str, text: Callable[[], str]) -> None:
         if name not in self._made:
             descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o444, dir_fd=self._folder)
             os.write(descriptor, text().encode())
             os.close(descriptor)
             self._made.add(name)
+
+
+def _can_become_subset(place: str) -> bool:
+    """Whether a /proc that was mounted whole can be told to show processes alone. Linux 7 no longer allows it."""
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV
+    kernel.mount("proc", place, "proc", flags)
+    try:
+        kernel.mount("proc", place, "proc", flags | kernel.MS_REMOUNT, "subset=pid")
+    except OSError as exc:
+        if exc.errno != errno.EINVAL:
+            raise
+        return False
+    finally:
+        kernel.call("umount2", place.encode(), kernel.MNT_DETACH)
+    return True
 
 
 def _meminfo(memory: int) -> str:

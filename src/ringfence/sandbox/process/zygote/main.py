@@ -127,7 +127,7 @@ class Zygote:
             # a codec is looked for whenever a line of source is shown. What is built in can be had as before.
             del sys.meta_path[2:]
             template.build_from_image(mounts.pop(), mounts, without, places)
-        self._machine = machine.MachineFiles()
+        self._machine = machine.MachineFiles(subset="subset" not in without)
         seen = template.inherit(without)
         # What was installed for a box goes before what lies beside the interpreter, and after its own library.
         at = next((n for n, path in enumerate(sys.path) if path.endswith("-packages")), len(sys.path))
@@ -313,7 +313,9 @@ class Zygote:
 
     def _site(self, order: dict[str, Any], box: _Box, entrances: int, *, fresh: bool) -> confine.BuildSite:
         """The plan of the order; boxes of one kind share it."""
-        key = marshal.dumps((order["shape"], order["without"], entrances, fresh))
+        assert self._machine is not None
+        covers = self._machine.covers()  # a module that is loaded may add a name, or take one away
+        key = marshal.dumps((order["shape"], order["without"], entrances, fresh, covers))
         site = self._sites.get(key)
         if site is None:
             if len(self._sites) >= _MOST_SITES:
@@ -322,7 +324,7 @@ class Zygote:
             site.filter = self._filter
             site.landlock_version = self._landlock
             site.last_capability = self._last_capability
-            assert self._machine is not None
+            site.covers = covers
             site.machine = self._machine.sized(order["shape"]["memory_bytes"], order["shape"]["processors"])
             site.own_id = self._own_ids
             site.idmaps_workspace = self._own_ids and not self._root and fresh
