@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -43,6 +45,37 @@ def test_bash_completes(words: str, completed: str) -> None:
         [bash, "-c", f"{script('bash', every_command())}\n{asked}"], capture_output=True, text=True, timeout=60
     )
     assert (done.stdout, done.stderr) == (f"{completed}\n", "")
+
+
+CASES = [("aud", {"audit"}), ("box ex", {"exec", "expose"}), ("run --bat", {"--batch"})]
+
+
+@pytest.mark.parametrize(("words", "completed"), CASES)
+def test_fish_completes(words: str, completed: set[str], tmp_path: Path) -> None:
+    fish = shutil.which("fish")
+    if fish is None:
+        pytest.skip("there is no fish here")
+    asked = f"{script('fish', every_command())}\ncomplete -C 'ringfence {words}'"
+    home = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    done = subprocess.run([fish, "-c", asked], capture_output=True, text=True, timeout=60, env=home)
+    assert ({line.partition("\t")[0] for line in done.stdout.splitlines()}, done.stderr) == (completed, "")
+
+
+@pytest.mark.parametrize(("words", "completed"), CASES)
+def test_zsh_offers_what_begins_so(words: str, completed: set[str]) -> None:
+    """Zsh itself leaves out what does not begin as the last word does; it does so on a terminal only."""
+    zsh = shutil.which("zsh")
+    if zsh is None:
+        pytest.skip("there is no zsh here")
+    last = words.split()[-1]
+    asked = (
+        "compdef() {}; _describe() { print -rl -- ${(P)2} }; _files() { print files }\n"
+        f"{script('zsh', every_command())}\n"
+        f"words=(ringfence {words}); CURRENT=$#words; PREFIX={last}; _ringfence"
+    )
+    done = subprocess.run([zsh, "-f", "-c", asked], capture_output=True, text=True, timeout=60)
+    offered = {line.partition(":")[0] for line in done.stdout.splitlines()}
+    assert ({name for name in offered if name.startswith(last)}, done.stderr) == (completed, "")
 
 
 def test_a_shell_that_is_not_known_is_told_which_are() -> None:
