@@ -190,3 +190,26 @@ print(len(threads))
 async def test_a_hundred_threads_work_at_the_default_limits(backend: ProcessBackend) -> None:
     report = await backend.run(BoxSpec(Program("python", THREADS.encode())))
     assert (report.stdout.text, report.limit) == ("100\n", None), report.stderr.text
+
+
+TORCH = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+model = torch.nn.Sequential(torch.nn.Linear(10, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(20):
+    loss = ((model(torch.ones(64, 10)) - 1) ** 2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+print(torch.get_num_threads(), loss.item() < 1)
+print(sum(batch.sum().item() for (batch,) in DataLoader(TensorDataset(torch.arange(64.0)), 8, num_workers=2)))
+"""
+
+
+async def test_torch_trains_and_loads_with_workers(backend: ProcessBackend) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed beside the tests: pip install torch")
+    limits = Limits(memory_bytes=2048 * MIB, wall_seconds=600)
+    tree = Path(torch.__file__).parents[1]
+    report = await backend.run(BoxSpec(Program("python", TORCH.encode()), limits, packages=(tree,)))
+    assert (report.stdout.text, report.limit) == ("1 True\n2016.0\n", None), report.stderr.text
