@@ -14,7 +14,7 @@ from ringfence.audit.explain import explain
 from ringfence.compose.runs import Runs
 from ringfence.core.box import NO_OUTSIDE, Attached, Mount, Outside
 from ringfence.core.errors import OutcomeUnknown, StoreError, Unavailable, beginning
-from ringfence.core.model import Contract, Json, Mode, Outcome, Person, ServerSpec, Transport
+from ringfence.core.model import Contract, Json, Mode, Outcome, Person, ServerSpec, ServerVolume, Transport
 from ringfence.governance import approvals
 from ringfence.governance.effects import NO_EFFECTS, PossibleEffects, effects_of_start, possible_effects
 from ringfence.sandbox.tools.toolkit import KIT, PROGRAMS
@@ -63,9 +63,43 @@ def test_code_in_a_box_is_whatever_the_caller_sent_so_that_its_contract_only_rea
     assert asked({"network": ["a.example"]}, replace(BOX, mode=Mode.READ)) == PossibleEffects(sends=True)
 
 
-def test_a_server_may_do_anything_unless_its_contract_only_reads() -> None:
-    assert possible_effects(call(), WRITE) == PossibleEffects(acts=True)
-    assert possible_effects(call(), READ) == NO_EFFECTS
+CLOSED = ServerSpec("s", command=("x",))
+
+
+def test_an_operation_that_is_no_read_may_do_anything() -> None:
+    assert possible_effects(call(), WRITE, server=CLOSED) == PossibleEffects(acts=True)
+    assert possible_effects(call(), WRITE, server=CLOSED).intended
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        ({}, NO_EFFECTS),
+        ({"mounts": (Mount("/a", "/b"),)}, NO_EFFECTS),
+        ({"mounts": (Mount("/a", "/b", "rw"),)}, PossibleEffects(writes=True, declared_read=True)),
+        ({"volumes": (ServerVolume("v", "/data"),)}, PossibleEffects(writes=True, declared_read=True)),
+        ({"network": "inside"}, PossibleEffects(sends=True, declared_read=True)),
+        ({"secrets": ("token",)}, PossibleEffects(sends=True, declared_read=True)),
+        ({"placement": "unsafe_host"}, PossibleEffects(acts=True, declared_read=True)),
+        ({"placement": "session"}, PossibleEffects(sends=True, writes=True, declared_read=True)),
+        ({"url": "http://a.example/mcp"}, PossibleEffects(acts=True, declared_read=True)),
+    ],
+)
+def test_a_declared_read_may_change_what_the_place_of_its_server_lets_that_server_change(
+    place: dict[str, Any], expected: PossibleEffects
+) -> None:
+    found = possible_effects(call(), READ, server=replace(CLOSED, **place))
+    assert found == expected and not found.intended
+
+
+def test_a_declared_read_of_a_server_that_shares_a_box_may_change_what_the_box_can() -> None:
+    spec = replace(CLOSED, placement="both")
+    beside = ServerSpec("b", command=("y",), placement="both", network="inside")
+    assert possible_effects(call(), READ, server=spec, others=[spec, beside]).sends
+
+
+def test_nothing_is_known_of_a_read_whose_server_is_not_known() -> None:
+    assert possible_effects(call(), READ) == PossibleEffects(acts=True, declared_read=True)
 
 
 @pytest.mark.parametrize("tool", [*PROGRAMS, "send_input"])
@@ -139,6 +173,10 @@ def test_servers_of_one_box_may_change_what_any_of_them_may(placement: str, expe
 def test_a_server_in_a_session_may_change_what_the_session_may() -> None:
     spec = ServerSpec("a", command=("x",), placement="session")
     assert effects_of_start(spec) == PossibleEffects(sends=True, writes=True)
+
+
+def test_places_beside_its_network_are_a_way_out_for_a_server_that_starts() -> None:
+    assert effects_of_start(CLOSED, places=("a.example:443",)) == PossibleEffects(sends=True)
 
 
 # ── The whole way ─────────────────────────────────────────────────────────────────────────────────

@@ -18,6 +18,7 @@ from ringfence.governance.effects import NO_EFFECTS, PossibleEffects, possible_e
 from ringfence.governance.facts import Ending, build, effect, explanation
 from ringfence.sandbox.tools.results import judge
 from tests.boxing import report
+from tests.faking import SHUT_IN
 from tests.making import READ, WRITE, call
 from tests.tooling import ROOT
 
@@ -33,7 +34,8 @@ STOPPED = (Status.FAILED, Status.TIMEOUT, Status.KILLED)
 
 
 def of(contract: Contract | None) -> PossibleEffects:
-    return NO_EFFECTS if contract is None else possible_effects(call(), contract)
+    """What a call may change whose server, if it has one, is in a box that reaches nothing."""
+    return NO_EFFECTS if contract is None else possible_effects(call(), contract, server=SHUT_IN)
 
 
 def ending(status: Status = Status.SUCCESS, code: str = "ok", **more: Any) -> Ending:

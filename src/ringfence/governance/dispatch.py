@@ -31,6 +31,7 @@ from ringfence.core.model import (
 from ringfence.core.ports import TURNED_AWAY, Access, Channel, Router, UpstreamRequest, Upstreams
 from ringfence.core.record import dataclass
 from ringfence.governance import effects
+from ringfence.governance.effects import PossibleEffects
 from ringfence.sandbox.tools.executor import Executor
 from ringfence.sandbox.tools.toolkit import FORKS_A_SESSION, RUNS_IN_A_SESSION, SIGNALS_A_PROCESS, WRITES_FILES
 
@@ -150,14 +151,31 @@ class Dispatcher:
 
     def lasts(self, contract: Contract, decision: Decision | None) -> Literal["call", "server"] | None:
         """How long what a call of a server changes is there, where that is in the server's box alone."""
+        if contract.transport is not Transport.MCP or contract.mode is Mode.READ:
+            return None
+        spec, fresh = self._answering(contract, decision)
+        if spec is None or effects.effects_of_server(spec, self.targets.servers.values()):
+            return None
+        return "call" if fresh else "server"
+
+    def possible_effects(
+        self, call: Call, contract: Contract, decision: Decision | None, session: Outside = NO_OUTSIDE
+    ) -> PossibleEffects:
+        """What the call may change outside; `session` is what the box of its session can reach."""
+        spec, _ = self._answering(contract, decision)
+        return effects.possible_effects(call, contract, session, spec, self.targets.servers.values())
+
+    def _answering(self, contract: Contract, decision: Decision | None) -> tuple[ServerSpec | None, bool]:
+        """The server that answers, placed and with the mounts as for this call, and whether it is started for it
+        alone."""
         spec = self.targets.servers.get(contract.server or "")
-        if contract.transport is not Transport.MCP or contract.mode is Mode.READ or spec is None:
-            return None
+        if contract.transport is not Transport.MCP or spec is None:
+            return None, False
         mounts = _mounts(contract, spec)
-        seen = spec if mounts is None else replace(spec, mounts=mounts, volumes=())
-        if not seen.keeps_nothing:
-            return None
-        return "call" if mounts is not None or (decision is not None and decision.sandbox) else "server"
+        fresh = mounts is not None or (decision is not None and decision.sandbox)
+        if fresh:
+            spec = replace(spec, placement="own")
+        return spec if mounts is None else replace(spec, mounts=mounts, volumes=()), fresh
 
     async def state(self, call: Call, contract: Contract) -> tuple[int, str, bool] | None:
         """The last step of a call's session, and the digest of its files. Raises Refused, Unavailable."""
@@ -232,7 +250,7 @@ class Dispatcher:
         except OutcomeUnknown as exc:
             if exc.reason_code not in TURNED_AWAY:
                 raise
-            if not effects.possible_effects(call, contract):
+            if contract.mode is Mode.READ:
                 raise Unavailable(exc.reason_code, exc.message) from None
             text = f"{exc.message}; whether it had an effect is not known"
             raise OutcomeUnknown(exc.reason_code, text, answered=exc.answered) from None

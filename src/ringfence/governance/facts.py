@@ -251,8 +251,9 @@ def effect(
     )
     if status in _NEVER_RAN or not changed:
         return Effect.NONE
-    if status is Status.SUCCESS:
+    if status is Status.SUCCESS and not possible.declared_read:
         return Effect.CONFIRMED
+    # Of a declared read nobody sees what its server did besides, or does later because of it.
     # `unknown` without a dispatch is an earlier attempt under the same key, whose answer was lost.
     return Effect.UNKNOWN if dispatched or status is Status.UNKNOWN else Effect.NONE
 
@@ -264,7 +265,7 @@ def _effect(ending: Ending) -> Effect:
         # What earlier steps left there has sent something, or what this one left may still do so.
         report = ending.ran.report
         late = (report.late or {}).get("network")
-        if report.left or (late is not None and _went_out(late)):
+        if report.left or (late is not None and went_out(late)):
             return Effect.UNKNOWN
     return changed
 
@@ -275,7 +276,7 @@ def _sent(ending: Ending) -> bool | None:
     if ending.ran is None:
         return None
     network = ending.ran.report.network
-    return network is not None and _went_out(network)
+    return network is not None and went_out(network)
 
 
 def _copied(ending: Ending) -> bool | None:
@@ -285,7 +286,8 @@ def _copied(ending: Ending) -> bool | None:
     return bool(ending.ran.report.files)
 
 
-def _went_out(network: Mapping[str, Any]) -> bool:
+def went_out(network: Mapping[str, Any]) -> bool:
+    """Whether anything of what was asked for left us, by a `network` fact."""
     asked = [entry for which in ("allowed", "failed") for entry in network.get(which, ())]
     if denied := network.get("denied", ()):
         from ringfence.egress.ledger import looked_up  # noqa: PLC0415 - most boxes ask for nothing
@@ -462,6 +464,8 @@ def _what_changed(ending: Ending, changed: Effect) -> str:
             return "what it changed is in the server's box alone, and lasts until that ends"
         case Effect.CONFIRMED:
             return "its effect is confirmed"
+        case Effect.UNKNOWN if ending.possible.declared_read:
+            return "it is declared a read; whether its server, which has the means, changed anything outside is unknown"
         case Effect.UNKNOWN:
             return "whether it took effect is unknown"
         case Effect.NONE:

@@ -124,8 +124,13 @@ class CallState:
 
     @property
     def effect_possible(self) -> bool:
-        """Whether anything outside may change: then what is recorded is on disk first."""
+        """Whether anything outside may change."""
         return bool(self.possible)
+
+    @property
+    def durable(self) -> bool:
+        """Whether what is recorded of it is on disk first."""
+        return self.possible.intended
 
     @property
     def is_own(self) -> bool:
@@ -242,7 +247,7 @@ def _name(state: CallState, text: str) -> str:
 
 def started(state: CallState) -> Json:
     state.about = common(state)
-    return {**state.about, "durable": state.effect_possible, "effect_possible": state.effect_possible}
+    return {**state.about, "durable": state.durable, "effect_possible": state.effect_possible}
 
 
 def finished(state: CallState, outcome: Outcome, facts: Json) -> Json:

@@ -26,6 +26,7 @@ from ringfence.core.model import (
     Call,
     Contract,
     Decision,
+    Effect,
     Grant,
     GuardedText,
     Json,
@@ -62,6 +63,8 @@ _LISTING = ResultPolicy(max_bytes=8_000_000)
 """All pages of what a server lists come as one result."""
 _REBUILT = (-32021, -32042)
 """Errors that say what a client must be able to do, or ask its user to visit a URL: their data was written anew."""
+SERVER_NETWORK = "server_network"
+"""The kind of record of what the box of a server asked of the network between calls."""
 ASIDE = ("listing", "logging")
 """Kinds of calls that clients make by themselves, and for which no person is asked."""
 
@@ -99,7 +102,7 @@ class Pipeline:
             call = state.call  # as it goes on
             self._dispatcher.check(call, contract, state.decision)  # type: ignore[arg-type]
             outside = await self._dispatcher.outside(call, contract)
-            state.possible = effects.possible_effects(call, contract, outside)
+            state.possible = self._dispatcher.possible_effects(call, contract, state.decision, outside)
             state.lasts = self._dispatcher.lasts(contract, state.decision)
             code = carried_code(call, contract, outside)
             if code is not None:
@@ -154,19 +157,26 @@ class Pipeline:
         """An entry of a server's list, as a client may see it."""
         return self._guard.listed(without_forged(item)[0])
 
-    async def server_start(self, spec: ServerSpec, principal: Principal, start: Callable[[], Awaitable[None]]) -> None:
-        """The start of a server is a call by `system`: on record before it happens, and closed with how it went."""
+    async def server_start(
+        self,
+        spec: ServerSpec,
+        principal: Principal,
+        start: Callable[[], Awaitable[None]],
+        places: tuple[str, ...] = (),
+    ) -> None:
+        """The start of a server is a call by `system`: on record before it happens, and closed with how it went.
+        `places` are those that its box may reach besides its network."""
         how: Json = {"url": spec.url} if spec.url is not None else {"command": list(spec.command)}
         call = Call(canonical.new_id("call"), SYSTEM, spec.name, {**how, "for": principal.key}, "server", "system")
         call = replace(call, server=spec.name, method="server/start")
         state = CallState(call, self.rules.environment, clean=self._guard.message)
         state.contract = implicit_contract(spec)
         state.isolation = self._dispatcher.isolation(state.contract)
-        state.possible = effects.effects_of_start(spec, self._dispatcher.targets.servers.values())
+        state.possible = effects.effects_of_start(spec, self._dispatcher.targets.servers.values(), places)
         try:
             # A server may have effects as soon as it starts, so the record of its start is on disk first.
             work: Callable[[Transaction], Receipt] = lambda tx: tx.append("started", call.id, journal.started(state))  # noqa: E731
-            state.started = await self._store.write(work, durable=state.effect_possible)
+            state.started = await self._store.write(work, durable=state.durable)
         except StoreError:
             raise Unavailable("store", f"the start of server {spec.name} could not be recorded") from None
         state.dispatched = True
@@ -185,6 +195,17 @@ class Pipeline:
         finally:
             with aio.shield():
                 await self._close(state, None, None, outcome)
+
+    async def server_network(self, spec: ServerSpec, principal: Principal, network: Json) -> None:
+        """Put on record what the box of a server asked of the network while it answered no call that could tell of
+        it."""
+        told = self._guard.facts({"network": network})
+        effect = Effect.UNKNOWN if facts.went_out(network) else Effect.NONE
+        body = {"server": spec.name, "for": principal.key, "effect": str(effect), **told}
+        try:
+            await self._store.write(lambda tx: tx.append(SERVER_NETWORK, None, body))
+        except StoreError as exc:
+            log.error("what server %s sent between calls could not be recorded: %s", spec.name, exc)
 
     # ── 3 contract, 4 policy ──────────────────────────────────────────────────────────────────────
 
@@ -376,14 +397,14 @@ class Pipeline:
         plain = key is None and requirement is None and contract.rate.per_day is None
         keeps = contract.log.arguments == "redacted" or contract.record == "full"
         try:
-            if plain and not keeps and not state.effect_possible:
+            if plain and not keeps and not state.durable:
                 state.started = await self._store.begin(state.call.id, journal.started(state), state.salt, alone=alone)
             else:
                 state.started, state.approval = await self._store.write(
                     work,
-                    durable=state.effect_possible,
+                    durable=state.durable,
                     alone=alone,
-                    covered=state.effect_possible,  # by the end's, where nothing can happen before that
+                    covered=state.durable,  # by the end's, where the call is not to change anything before that
                 )
         except _AlreadyUsed:
             state.approval = None
@@ -562,12 +583,12 @@ class Pipeline:
                     tx.put_payload(state.call.id, "result", state.salt, kept)
             if key is not None:
                 size = len(state.encoded_result or b"")
-                worth_keeping = state.dispatched and (state.effect_possible or size <= idempotency.MOST_KEPT)
+                worth_keeping = state.dispatched and (state.durable or size <= idempotency.MOST_KEPT)
                 idempotency.settle(tx, key, state.call.id, outcome if worth_keeping else None)
             return tx.append("finished", state.call.id, journal.finished(state, outcome, call_facts))
 
         try:
-            durable = state.effect_possible and state.started is not None
+            durable = state.durable and state.started is not None
             receipt = await self._store.write(work, durable=durable, alone=self._under_way == 1)
         except StoreError as exc:
             log.error("call %s could not be closed on record: %s", state.call.id, exc)
