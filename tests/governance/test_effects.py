@@ -13,8 +13,16 @@ import pytest
 from ringfence.audit.explain import explain
 from ringfence.compose.runs import Runs
 from ringfence.core.box import NO_OUTSIDE, Attached, Mount, Outside
-from ringfence.core.errors import OutcomeUnknown, StoreError, Unavailable, beginning
-from ringfence.core.model import Contract, Json, Mode, Outcome, Person, ServerSpec, ServerVolume, Transport
+from ringfence.core.errors import (
+    OutcomeUnknown,
+    Progress,
+    Refused,
+    RingfenceError,
+    StoreError,
+    Unavailable,
+    beginning,
+)
+from ringfence.core.model import Contract, Json, Mode, Outcome, Person, ServerSpec, ServerVolume, Status, Transport
 from ringfence.governance import approvals
 from ringfence.governance.effects import NO_EFFECTS, PossibleEffects, effects_of_start, possible_effects
 from ringfence.sandbox.tools.toolkit import KIT, PROGRAMS
@@ -265,6 +273,57 @@ async def test_a_store_that_fails_after_dispatch_says_nothing_of_whether_it_ran(
         assert (outcome.status, outcome.reason_code, outcome.facts["effect"]) == ("unknown", "store", "unknown")
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("problem", "stated", "status", "effect"),
+    [
+        (Refused(Status.VALIDATION_FAILURE, "not_found", "no"), True, "validation_failure", "none"),
+        (Refused(Status.VALIDATION_FAILURE, "no_permission", "no"), False, "failed", "unknown"),
+        (Refused(Status.DENIED, "rules_changed", "no"), False, "failed", "unknown"),
+        (Refused(Status.DENIED, "network", "no"), True, "denied", "none"),
+    ],
+)
+async def test_what_is_refused_on_the_way_never_ran_only_where_that_is_stated(
+    problem: Refused, stated: bool, status: str, effect: str, tmp_path: Path
+) -> None:
+    problem.nothing_begun = stated
+    async with governed(tmp_path, Said(contracts=(contract("echo", mode="write"),)), [problem]) as way:
+        outcome = await way.call()
+        assert (outcome.status, outcome.reason_code) == (status, problem.reason_code)
+        assert outcome.facts["effect"] == effect
+        assert ("nothing was run" in outcome.facts["explanation"]) is stated
+        told = explain([record.body | {"kind": record.kind} for record in way.store.reader().records()])
+        assert ("whether it changed anything outside is unknown" in told) is not stated
+
+
+@pytest.mark.anyio
+async def test_a_read_that_its_server_turned_away_may_have_done_something_for_all_that_is_known(tmp_path: Path) -> None:
+    away = OutcomeUnknown("server_refused", "HTTP 503", answered=503)
+    down = Unavailable("server_down", "it is down")
+    said = Said(contracts=(contract("echo", retry={"attempts": 1}),))
+    async with governed(tmp_path, said, [away, down]) as way:
+        outcome = await way.call(idempotency_key="k")
+        assert (outcome.status, outcome.reason_code, outcome.facts["effect"]) == (
+            "unavailable",
+            "server_refused",
+            "unknown",
+        )
+        assert len(way.servers.requests) == 2
+        await way.call(idempotency_key="k")
+        assert len(way.servers.requests) > 2, "the key is free: it was a read"
+    async with governed(tmp_path / "down", said, [down]) as way:
+        outcome = await way.call()
+        assert (outcome.status, outcome.facts["effect"]) == ("unavailable", "none"), "nothing was ever sent"
+
+
+def test_errors_state_that_nothing_was_begun_up_to_that_point_and_no_further() -> None:
+    for begun in (False, True):
+        with pytest.raises(Unavailable) as raised, Progress(begun=begun), Progress():
+            raise Unavailable("busy", "a part of it")
+        assert raised.value.nothing_begun is not begun
+    assert not Unavailable("busy", "nobody states anything").nothing_begun
+
+
 @pytest.mark.parametrize(
     ("problem", "begun", "expected"),
     [
@@ -278,5 +337,7 @@ async def test_a_store_that_fails_after_dispatch_says_nothing_of_whether_it_ran(
     ],
 )
 def test_what_fails_before_it_has_begun_never_ran(problem: Exception, begun: bool, expected: type[Exception]) -> None:
-    with pytest.raises(expected), beginning("the box", lambda: begun):
+    with pytest.raises(expected) as raised, beginning("the box", lambda: begun):
         raise problem
+    if isinstance(raised.value, RingfenceError):
+        assert raised.value.nothing_begun is not begun

@@ -142,7 +142,7 @@ class AnswerChannel:
             raise Refused(Status.FAILED, exc.reason_code, exc.message, approval_id=exc.approval_id) from None
 
     async def _record(self, body: Json, agreed: tuple[Rulebook, str] | None = None) -> None:
-        """Record an answer and the approval that it uses up; on disk before it leaves, where the call is to change something."""
+        """Record an answer and the approval that it uses up; on disk before it leaves, if the call is no read."""
 
         def work(tx: Transaction) -> Approval | None:
             approval = None

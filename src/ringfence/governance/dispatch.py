@@ -14,7 +14,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from ringfence.core.box import NO_OUTSIDE, Mount, Outside
-from ringfence.core.errors import OutcomeUnknown, Refused, Unavailable
+from ringfence.core.errors import OutcomeUnknown, Progress, Refused, Unavailable
 from ringfence.core.model import (
     Answer,
     Call,
@@ -195,7 +195,8 @@ class Dispatcher:
     async def run(self, grant: Grant, channel: Channel) -> Answer:
         """Carry out a grant once; again only where nothing was sent, or where the contract says `idempotent`."""
         if time.monotonic() > grant.expires_at:
-            raise Unavailable("grant_expired", "the grant of this call has expired")
+            with Progress():
+                raise Unavailable("grant_expired", "the grant of this call has expired")
         contract = grant.contract
         left = _time_left(grant)
         attempt = 1
@@ -206,11 +207,12 @@ class Dispatcher:
                 return replace(answer, attempts=attempt) if attempt > 1 else answer
             except (Unavailable, OutcomeUnknown) as exc:
                 # Once an attempt may have run, a later one that never started does not undo it.
-                problem = problem if isinstance(problem, OutcomeUnknown) else exc
+                if problem is None or problem.nothing_begun or isinstance(exc, OutcomeUnknown):
+                    problem = exc
                 if attempt > contract.retry.attempts or not _may_repeat(contract, exc):
                     raise problem from None
             except Refused as exc:
-                if isinstance(problem, OutcomeUnknown) and exc.status in _NEVER_BEGAN:
+                if problem is not None and not problem.nothing_begun and exc.status in _NEVER_BEGAN:
                     raise problem from None
                 raise
             pause = _RETRY_SECONDS * 2 ** (attempt - 1)
@@ -224,7 +226,9 @@ class Dispatcher:
         contract = grant.contract
         call = grant.call
         if contract.transport is Transport.SANDBOXED_EXEC:
-            return await self._require_executor(contract).run(grant)
+            with Progress():
+                executor = self._require_executor(contract)
+            return await executor.run(grant)
         seen: list[Json | None] = []
         mounts = _mounts(contract, self.targets.servers.get(contract.server or ""))
         request = UpstreamRequest(
@@ -244,9 +248,14 @@ class Dispatcher:
             asked=seen.append,
         )
         if contract.secrets:
-            request = replace(request, headers=await self._headers(grant))
+            with Progress():
+                request = replace(request, headers=await self._headers(grant))
         try:
             result = await self._upstreams.request(request)
+        except Unavailable as exc:
+            # So `ports.Upstreams` has it: nothing was sent. A list that cannot be used was asked for.
+            exc.nothing_begun = exc.reason_code != "server_listing"
+            raise
         except OutcomeUnknown as exc:
             if exc.reason_code not in TURNED_AWAY:
                 raise
@@ -294,7 +303,7 @@ def _access(call: Call, contract: Contract, spec: ServerSpec) -> Access:
 
 
 def _may_repeat(contract: Contract, problem: Unavailable | OutcomeUnknown) -> bool:
-    if isinstance(problem, Unavailable):
+    if isinstance(problem, Unavailable) and (problem.nothing_begun or contract.mode is Mode.READ):
         return "unavailable" in contract.retry.on
     return contract.idempotent or contract.idempotent_key is not None
 

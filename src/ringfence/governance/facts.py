@@ -22,7 +22,6 @@ from ringfence.governance.effects import NO_EFFECTS, PossibleEffects
 from ringfence.packages.index_address import INDEX_HOST
 from ringfence.sandbox.tools.limits import limit_words, signal_words, span
 
-_NEVER_RAN = frozenset({Status.VALIDATION_FAILURE, Status.DENIED, Status.APPROVAL_REQUIRED, Status.UNAVAILABLE})
 _WITHHELD = frozenset({"result_too_large", "bad_output", "invalid_result"})
 _MOST_FILES = 1000
 _MOST_SHOWN = 5
@@ -249,13 +248,13 @@ def effect(
         or (possible.sends and sent is not False)
         or (possible.copies and copied is not False)
     )
-    if status in _NEVER_RAN or not changed:
+    if not changed:
         return Effect.NONE
-    if status is Status.SUCCESS and not possible.declared_read:
-        return Effect.CONFIRMED
+    # Without a dispatch these are of an earlier attempt under the same key; of `unknown` the answer was lost.
+    if not dispatched and status not in (Status.SUCCESS, Status.UNKNOWN):
+        return Effect.NONE
     # Of a declared read nobody sees what its server did besides, or does later because of it.
-    # `unknown` without a dispatch is an earlier attempt under the same key, whose answer was lost.
-    return Effect.UNKNOWN if dispatched or status is Status.UNKNOWN else Effect.NONE
+    return Effect.CONFIRMED if status is Status.SUCCESS and not possible.declared_read else Effect.UNKNOWN
 
 
 def _effect(ending: Ending) -> Effect:
@@ -469,7 +468,7 @@ def _what_changed(ending: Ending, changed: Effect) -> str:
         case Effect.UNKNOWN:
             return "whether it took effect is unknown"
         case Effect.NONE:
-            if not ending.dispatched or ending.status in _NEVER_RAN:
+            if not ending.dispatched:
                 return "nothing was run" if ending.status is not Status.SUCCESS else "nothing was run again"
             if contract is not None and contract.mode is Mode.READ and not ending.possible:
                 if _sent(ending) or (ending.ran is not None and ending.ran.report.planted):

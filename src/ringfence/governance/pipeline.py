@@ -58,6 +58,7 @@ from ringfence.store import Approval, Store, Transaction, Unproven
 log = logging.getLogger("ringfence.pipeline")
 
 _GRANT_SECONDS = 10.0
+_NEVER_RAN = frozenset({Status.VALIDATION_FAILURE, Status.DENIED, Status.APPROVAL_REQUIRED})
 _LONGEST_NAME = 1000
 _LISTING = ResultPolicy(max_bytes=8_000_000)
 """All pages of what a server lists come as one result."""
@@ -118,7 +119,9 @@ class Pipeline:
         except Refused as exc:
             outcome = self._refusal(state, exc)
         except Unavailable as exc:
-            outcome = self._problem(state, Status.UNAVAILABLE, exc.reason_code, exc.message)
+            lost = state.dispatched and state.possible.intended  # nobody states that nothing was begun
+            status = Status.UNKNOWN if lost else Status.UNAVAILABLE
+            outcome = self._problem(state, status, exc.reason_code, exc.message)
         except OutcomeUnknown as exc:
             state.answered = exc.answered
             outcome = self._problem(state, Status.UNKNOWN, exc.reason_code, exc.message)
@@ -184,6 +187,7 @@ class Pipeline:
         try:
             await start()
         except Unavailable as exc:
+            state.dispatched = False  # so `ports.Launcher` has it: nothing was started
             outcome = Outcome(Status.UNAVAILABLE, exc.reason_code, self._guard.message(exc.message))
             raise
         except OutcomeUnknown as exc:  # its program ran, and may have done anything that it could
@@ -508,8 +512,9 @@ class Pipeline:
                 AnswerChannel(clean, channel, lambda: self._in_force(rules, state), state, self._guard, self._store),
             )
         except (Unavailable, Refused) as exc:
-            if isinstance(exc, Unavailable) or exc.status is Status.VALIDATION_FAILURE:
-                state.dispatched = False  # provably never started
+            refused = isinstance(exc, Unavailable) or exc.status is Status.VALIDATION_FAILURE
+            # What can change nothing outside has begun nothing there, whatever stopped it.
+            state.dispatched = not (exc.nothing_begun or (refused and not state.effect_possible))
             raise
         state.attempts = answer.attempts
         state.isolation = answer.isolation
@@ -545,7 +550,9 @@ class Pipeline:
                 with contextlib.suppress(Refused):  # then it goes without
                     error["data"] = self._guard.error_data(state.contract, exc.data)
         trust = _trust(state, exc.reason_code)
-        return Outcome(exc.status, exc.reason_code, message, trust=trust, approval_id=exc.approval_id, error=error)
+        # What was refused when it may have begun already has failed.
+        status = Status.FAILED if state.dispatched and exc.status in _NEVER_RAN else exc.status
+        return Outcome(status, exc.reason_code, message, trust=trust, approval_id=exc.approval_id, error=error)
 
     def _problem(self, state: CallState, status: Status, code: str, text: str) -> Outcome:
         return Outcome(status, code, self._said(state, text), trust=_trust(state, code))
@@ -583,7 +590,8 @@ class Pipeline:
                     tx.put_payload(state.call.id, "result", state.salt, kept)
             if key is not None:
                 size = len(state.encoded_result or b"")
-                worth_keeping = state.dispatched and (state.durable or size <= idempotency.MOST_KEPT)
+                ran = state.dispatched and outcome.status is not Status.UNAVAILABLE
+                worth_keeping = ran and (state.durable or size <= idempotency.MOST_KEPT)
                 idempotency.settle(tx, key, state.call.id, outcome if worth_keeping else None)
             return tx.append("finished", state.call.id, journal.finished(state, outcome, call_facts))
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ringfence.core import canonical
 from ringfence.core.box import NO_OUTSIDE, NetworkRule, Outside
 from ringfence.core.brokering import SessionSecrets
-from ringfence.core.errors import Refused, Unavailable, beginning, unknown_session
+from ringfence.core.errors import Progress, Refused, Unavailable, beginning, unknown_session
 from ringfence.core.model import Answer, Call, Contract, Grant, Json, Status
 from ringfence.core.ports import Access, Backend, InstalledPackages, PackageInstaller, Route, Router, SecretBroker
 from ringfence.core.sessions import Owner, SessionInfo
@@ -108,7 +108,9 @@ class Executor:
         screen = self.screens()
         try:
             if needs_session(grant.call, grant.contract):
-                answer = await self._sessions().run(grant, self.isolation(), screen)
+                with Progress():
+                    sessions = self._sessions()
+                answer = await sessions.run(grant, self.isolation(), screen)
             else:
                 answer = await self._run_in_box(grant, screen)
         finally:
@@ -250,6 +252,12 @@ class SessionExecutor:
 
     async def run(self, grant: Grant, isolation: Json, screen: OutputScreen) -> Answer:
         """Carry out a grant, once. Raises Refused, and Unavailable where nothing was done."""
+        with Progress():
+            task, handler = await self._ready(grant, isolation, screen)
+        return await handler(task)
+
+    async def _ready(self, grant: Grant, isolation: Json, screen: OutputScreen) -> tuple[Task, Handler]:
+        """All that comes before the first thing that may change something, and what then carries it out."""
         task = Task(grant, self._keeper, self._provision, isolation, screen, is_handed_over=self._is_handed_over)
         for session in named_sessions(grant.call):
             try:
@@ -259,9 +267,9 @@ class SessionExecutor:
                     raise
                 raise files.unknown_resource(str(task.given["uri"])) from None
         if grant.call.kind == "resource":
-            return await _in_time(task, files.read_resource)
+            return task, _in_time(files.read_resource)
         if grant.call.kind == "listing":
-            return await _in_time(task, files.list_resources)
+            return task, _in_time(files.list_resources)
         tool = KIT[grant.contract.tool]
         if tool is sessions.open_session:
             kept = await self._from_snapshot(task)
@@ -269,7 +277,7 @@ class SessionExecutor:
             task = replace(task, route=await self._route_of(grant), installed=installed, kept=kept, learn=self._learn)
         else:
             await self._check_reach(task, tool)
-        return await (tool.handler(task) if tool.own_clock else _in_time(task, tool.handler))
+        return task, tool.handler if tool.own_clock else _in_time(tool.handler)
 
     async def state_of(self, call: Call) -> tuple[int, str, bool]:
         """The state of the session that a call names, and with it that of the one that it copies to."""
@@ -351,14 +359,18 @@ def named_sessions(call: Call) -> tuple[str, ...]:
     return tuple(dict.fromkeys(each for each in given if isinstance(each, str)))
 
 
-async def _in_time(task: Task, handler: Handler) -> Answer:
-    """Wait within the contract's time; a caller in this process has a clock of its own."""
-    if task.wide:
-        return await handler(task)
-    contract = task.grant.contract
-    try:
-        async with asyncio.timeout(contract.timeout_seconds):
+def _in_time(handler: Handler) -> Handler:
+    """The same within the contract's time; a caller in this process has a clock of its own."""
+
+    async def timed(task: Task) -> Answer:
+        if task.wide:
             return await handler(task)
-    except TimeoutError:
-        text = f"{contract.name} was given up after {contract.timeout_seconds:g} s; the session may still be at it"
-        raise Refused(Status.TIMEOUT, "timeout", text) from None
+        contract = task.grant.contract
+        try:
+            async with asyncio.timeout(contract.timeout_seconds):
+                return await handler(task)
+        except TimeoutError:
+            text = f"{contract.name} was given up after {contract.timeout_seconds:g} s; the session may still be at it"
+            raise Refused(Status.TIMEOUT, "timeout", text) from None
+
+    return timed
