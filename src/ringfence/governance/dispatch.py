@@ -185,6 +185,12 @@ class Dispatcher:
             return None
         return await self.executor.state_of(call)
 
+    async def snapshot(self, call: Call, contract: Contract) -> str | None:
+        """The digest of the snapshot that a session is to be opened from. Raises Refused, Unavailable."""
+        if contract.transport is not Transport.SANDBOXED_EXEC:
+            return None
+        return await self._require_executor(contract).snapshot_of(call, contract)
+
     async def outside(self, call: Call, contract: Contract) -> Outside:
         """What the session of a call has outside, where the call makes anything happen. Raises Refused, Unavailable."""
         happens = contract.tool in (*RUNS_IN_A_SESSION, *WRITES_FILES, FORKS_A_SESSION, SIGNALS_A_PROCESS)

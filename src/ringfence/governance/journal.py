@@ -103,6 +103,8 @@ class CallState:
     within: Within | None = None
     session_state: tuple[int, str, bool] | None = None
     """The last step of its session and the digest of its files, where a person is asked."""
+    snapshot: str | None = None
+    """The digest of the snapshot that a session is opened from, where a person is asked."""
     encoded_result: bytes | None = None
     """The guarded result's canonical form."""
     about: Json | None = None

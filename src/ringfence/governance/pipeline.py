@@ -431,6 +431,7 @@ class Pipeline:
             approval_id=state.approval.id if state.approval is not None else None,
             expires_at=time.monotonic() + _GRANT_SECONDS,
             after_step=state.session_state[0] if state.session_state is not None else None,
+            snapshot=state.snapshot,
         )
 
     @staticmethod
@@ -446,6 +447,7 @@ class Pipeline:
         contract = state.contract
         assert contract is not None
         state.session_state = await self._dispatcher.state(state.call, contract)
+        state.snapshot = await self._dispatcher.snapshot(state.call, contract)
         while True:
             digest = approval_binding.binding(rules, state, contract, requirement)
             shown = lambda: approval_binding.summary(self._guard, state)  # noqa: E731
@@ -456,7 +458,8 @@ class Pipeline:
                 text = "The rules were changed while this call waited for a person; make it again to have them asked."
                 raise Refused(Status.DENIED, "rules_changed", text)
             seen, state.session_state = state.session_state, await self._dispatcher.state(state.call, contract)
-            if state.session_state == seen:
+            shot, state.snapshot = state.snapshot, await self._dispatcher.snapshot(state.call, contract)
+            if (state.session_state, state.snapshot) == (seen, shot):
                 return digest
 
     def _in_force(self, rules: Rulebook, state: CallState) -> Rulebook:

@@ -726,13 +726,14 @@ class Session:
 
     # ── Snapshots ──
 
-    async def snapshot(self, name: str | None = None) -> Snapshot:
+    async def snapshot(self, name: str | None = None, for_agents: bool = False) -> Snapshot:
+        """`for_agents`: an agent takes it, of a session that was handed to it."""
         if name is not None and name.startswith(FORK_PREFIX):
             text = f"{name!r} cannot be the name of a snapshot; do not begin it with {FORK_PREFIX!r}"
             raise refusal("bad_name", text)
-        return await self.take_snapshot(name)
+        return await self.take_snapshot(name, for_agents=for_agents)
 
-    async def take_snapshot(self, name: str | None) -> Snapshot:
+    async def take_snapshot(self, name: str | None, *, for_agents: bool = False) -> Snapshot:
         if self.spec.retain == "none":
             text = f"session {self.id} is to leave nothing on the disk, so it has no snapshots and forks"
             raise refusal("retain_none", f"{text}; create one with retain 'output'")
@@ -747,6 +748,7 @@ class Session:
                 name=name,
                 template=spec.stay.template,
                 packages=spec.packages,
+                for_agents=for_agents or spec.opened_by is not None,
             )
 
         return await self._tasks.run(self._while_frozen(take))

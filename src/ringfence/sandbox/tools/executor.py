@@ -25,6 +25,7 @@ from ringfence.sandbox.tools.toolkit import KIT, makes_box, needs_session
 
 if TYPE_CHECKING:
     from ringfence.sandbox.sessions.service import SessionService
+    from ringfence.sandbox.sessions.snapshots import Snapshot
     from ringfence.sandbox.tools.definition import Handler, Tool
 
 _LEVELS = ("none", "process", "gvisor", "microvm")
@@ -192,6 +193,13 @@ class Executor:
             return None
         return await self._sessions().state_of(call)
 
+    async def snapshot_of(self, call: Call, contract: Contract) -> str | None:
+        """The digest of the snapshot that a call opens a session from. Raises Refused, Unavailable."""
+        if contract.tool != sessions.open_session.name or "snapshot" not in call.arguments:
+            return None
+        found = await self._sessions().snapshot(call)
+        return None if found is None else found.id
+
     async def outside(self, call: Call) -> Outside:
         """What the box of this call's session has. Raises Refused, Unavailable."""
         if self._keeper is None or not named_sessions(call):
@@ -291,16 +299,26 @@ class SessionExecutor:
             runs_on = runs_on or other[2]
         return step, files, runs_on
 
+    async def snapshot(self, call: Call, agreed: str | None = None) -> Snapshot | None:
+        """The snapshot that a call names, or the one that a person `agreed` to. None: one that only the keeper knows.
+        What a program kept of a session of its own is no agent's. Raises Refused."""
+        reference = agreed or call.arguments["snapshot"]
+        those = await self._keeper.snapshots(owner_of(call.principal))
+        found = next((each for each in those if reference in (each.id, each.name)), None)
+        if call.attached is None and (found is None or not found.for_agents):
+            from ringfence.sandbox.sessions.snapshots import unknown_snapshot  # noqa: PLC0415 - most calls have none
+
+            raise unknown_snapshot(call.arguments["snapshot"])
+        return found
+
     async def _from_snapshot(self, task: Task) -> FromSnapshot:
         """What the snapshot brings along that a session is opened from; an unknown one is refused by the keeper."""
-        reference = task.given.get("snapshot")
-        if reference is None:
+        if task.given.get("snapshot") is None:
             return FromSnapshot()
-        those = await self._keeper.snapshots(task.owner)
-        found = next((each for each in those if reference in (each.id, each.name)), None)
+        found = await self.snapshot(task.call, task.grant.snapshot)
         if found is None:
             return FromSnapshot()
-        return FromSnapshot(found.template, () if "packages" in task.given else found.packages)
+        return FromSnapshot(found.template, () if "packages" in task.given else found.packages, found.id)
 
     async def outside(self, call: Call) -> Outside:
         """What the boxes of the sessions that a call names have of the outside, together."""

@@ -192,7 +192,7 @@ def _line(info: SessionInfo) -> str:
     named("session", "snapshot", "name", "bytes", "files", "created_at", "template", "packages"),
 )
 async def snapshot_session(task: Task) -> Answer:
-    kept = await task.keeper.snapshot(task.owner, task.session, task.given.get("name"))
+    kept = await task.keeper.snapshot(task.owner, task.session, task.given.get("name"), not task.wide)
     words = f"Snapshot {kept.name or kept.id}: {kept.files} files, {kept.bytes} bytes. Open others from it with"
     words += f" open_session(snapshot={kept.id!r})."
     return task.answer(_snapshot(kept), words)
