@@ -19,8 +19,9 @@ def binding(rules: Rulebook, state: CallState, contract: Contract, requirement: 
     """The digest of all that matters of a call: change any of it and it is another question.
 
     That is also which rules ask and who may answer: once they are tightened, what was asked or answered before is void.
-    So are the command, mounts and placement of its server, and the contents of the snapshot that it opens. In a session
-    it is its last step and the files in it, too: when another step came between, the answer is void.
+    So are the command, mounts and placement of its server, the contents of the snapshot that it opens, and the
+    capability that opened the session which it forks. In a session it is its last step and the files in it, too: when
+    another step came between, the answer is void.
     """
     bound: Json = {
         "principal": [state.call.principal.key, state.call.principal.person],
@@ -38,6 +39,8 @@ def binding(rules: Rulebook, state: CallState, contract: Contract, requirement: 
         bound["server"] = canonical.digest(asdict(spec))
     if state.programs:
         bound["programs"] = [each.digest for each in state.programs]
+    if state.opening is not None:
+        bound["opening"] = state.opening.digest
     if state.snapshot is not None:
         bound["snapshot"] = state.snapshot
     if state.session_state is not None:

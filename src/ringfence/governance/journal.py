@@ -75,6 +75,8 @@ class CallState:
     decision: Decision | None = None
     programs: tuple[Contract, ...] = ()
     """The contracts for programs that it was decided by as well, because it runs code as they do."""
+    opening: Contract | None = None
+    """The contract of the capability that opened the session which it forks: each fork has what that gives."""
     possible: PossibleEffects = NO_EFFECTS
     """What it may change outside."""
     lasts: Literal["call", "server"] | None = None

@@ -52,7 +52,7 @@ from ringfence.governance.policy import joined
 from ringfence.governance.rulebook import Rulebook, completion_problem, implicit_contract, is_listed, settled
 from ringfence.sandbox.tools.resources import normal_address
 from ringfence.sandbox.tools.results import explain
-from ringfence.sandbox.tools.toolkit import KIT, SERVER, carried_code
+from ringfence.sandbox.tools.toolkit import KIT, SERVER, carried_code, forks
 from ringfence.store import Approval, Store, Transaction, Unproven
 
 log = logging.getLogger("ringfence.pipeline")
@@ -108,11 +108,15 @@ class Pipeline:
             code = carried_code(call, contract, outside)
             if code is not None:
                 await self._as_program(rules, state, *code)
+            if forks(contract) and outside.opened_by is not None:
+                await self._as_opening(rules, state, outside.opened_by)
             key, replayed = await self._earlier(rules, state, contract)  # 5 once
             if replayed is not None:
                 outcome = replayed
             else:
                 slot = state.slot = self._budget.admit(call, contract, state.arguments_digest)  # 6 budget
+                if state.opening is not None:
+                    self._budget.charge(call, state.opening, call.arguments["count"])
                 grant = await self._grant_or_join(rules, state, contract, key, channel)  # 7 approval, 8 grant
                 # 9 dispatch, 10 guard
                 outcome = grant if isinstance(grant, Outcome) else await self._carry_out(rules, state, grant, channel)
@@ -321,6 +325,22 @@ class Pipeline:
             inside = {"session": "", **dict.fromkeys(KIT[tool].one_of[:1], "")}
             self._dispatcher.check(replace(call, arguments=inside), each, decision)
 
+    async def _as_opening(self, rules: Rulebook, state: CallState, name: str) -> None:
+        """Each fork is a session like the one it is made from: what policy, the contract and people demand of the
+        capability that opened that one is demanded of the fork, too. Raises Refused."""
+        assert state.decision is not None
+        opening = state.opening = rules.catalog.named(name, rules.environment)
+        if opening is None and state.call.attached is not None:
+            return  # a program of the user's, by another configuration than that of the agent whose session it is
+        if opening is None:
+            text = f"{name}, by which this session was opened, is not offered here any more"
+            raise Refused(Status.DENIED, "policy", f"Refused by policy: {text}")
+        call = replace(state.call, tool=opening.name)
+        decision = await rules.policy.decided(call, opening)
+        asks = rules.approvals.asked_by(opening, partial(variables, call, opening, rules.environment))
+        state.decision = joined(state.decision, decision, opening.name, asks)
+        _require_allowed(state.decision)
+
     # ── 5 once ────────────────────────────────────────────────────────────────────────────────────
 
     async def _earlier(
@@ -379,6 +399,8 @@ class Pipeline:
             state.drop_trace(call_meta.FREE_TEXT, "approval")
         digest = await self._approval(rules, state, requirement, channel) if requirement is not None else ""
         state.isolation = self._dispatcher.isolation(contract)
+        forked = [] if state.opening is None else [state.opening] * state.call.arguments["count"]
+        spent = [each for each in (contract, *forked) if each.rate.per_day is not None]
 
         def work(tx: Transaction) -> tuple[Receipt, Approval | None]:
             approval: Approval | None = None
@@ -387,10 +409,10 @@ class Pipeline:
                 raise _KeyTaken
             if requirement is not None:
                 approval = state.approval = self._use(rules, tx, digest, state.call.id)
-            if contract.rate.per_day is not None:
-                scope = budget.day_scope(state.call, contract)
-                if not tx.spend(scope, state.began_at.date().isoformat(), contract.rate.per_day):
-                    raise Refused(Status.DENIED, "quota", f"the day's quota of {contract.name} is used up")
+            for each in spent:
+                scope = budget.day_scope(state.call, each)
+                if not tx.spend(scope, state.began_at.date().isoformat(), each.rate.per_day or 0):
+                    raise Refused(Status.DENIED, "quota", f"the day's quota of {each.name} is used up")
             kept = self._kept(contract, _whole(state.call), contract.log.arguments)
             if kept is not None:
                 state.kept["arguments"] = canonical.salted_bytes(kept, state.salt)
@@ -398,7 +420,7 @@ class Pipeline:
             return tx.append("started", state.call.id, journal.started(state), salt=state.salt), approval
 
         alone = self._under_way == 1
-        plain = key is None and requirement is None and contract.rate.per_day is None
+        plain = key is None and requirement is None and not spent
         keeps = contract.log.arguments == "redacted" or contract.record == "full"
         try:
             if plain and not keeps and not state.durable:
@@ -486,6 +508,10 @@ class Pipeline:
                     for tool in {p.tool for p in state.programs}
                     for each in now.catalog.serving(tool, now.environment)
                 )
+                if state.opening is not None:
+                    fresh.opening = now.catalog.named(state.opening.name, now.environment)
+                    if fresh.opening is None:
+                        return None
             else:
                 fresh.contract = self._listed(now, fresh)
         except Refused:

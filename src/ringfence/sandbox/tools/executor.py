@@ -327,6 +327,7 @@ class SessionExecutor:
             sends=any(each.outside.sends for each in reached),
             writes=any(each.outside.writes for each in reached),
             sets_up=any(each.outside.sets_up for each in reached),
+            opened_by=reached[0].opened_by,
         )
 
     async def _check_caller(self, call: Call, session: str) -> None:
