@@ -47,13 +47,17 @@ from ringfence.sandbox.files.paths import (
     refusal,
     shown,
 )
-from ringfence.sandbox.files.tree import Kind, kind_of, read_tree, tree_digest
-from ringfence.sandbox.files.walk import Walk, WalkEntry, check_no_mount, remove_entry
+from ringfence.sandbox.files.tree import Kind, digest, kind_of, read_tree, tree_digest
+from ringfence.sandbox.files.walk import ReadBudget, Walk, WalkEntry, check_no_mount, remove_entry
 from ringfence.sandbox.files.watch import Watcher
 
 MOST_READ = 64 * MIB
 """For one `read`; longer files are streamed, or read in parts."""
 MOST_LISTED = 100_000
+_MOST_HASHED = 1024 * MIB
+"""Of a mount, whenever a person is asked about a step."""
+_MOST_NOTED = 2_000_000
+_LOOK = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _TEMPORARY = (("tmp",), ("var", "tmp"), ("dev", "shm"))
 """What leads to a box's folder for temporary files, where that is another one."""
 
@@ -207,13 +211,36 @@ class Workspace:
             raise
         return True
 
-    def tree_hash(self) -> str:
-        """The digest of everything that the box can change, its input and volumes included.
+    def tree_hash(self, mounted: Iterable[str] = ()) -> str:
+        """The digest of everything on the box's disk, its input and volumes included, and of what it sees `mounted`
+        elsewhere.
 
         All contents are read each time: a box can change a file that it has mapped without a trace in its times.
         """
         with explaining(self.descriptor, WORKSPACE), beneath(self.descriptor, ()) as root:
-            return tree_digest(read_tree(root))
+            own = tree_digest(read_tree(root))
+        others = {at: self._mount_hash(at) for at in mounted if not self._on_disk(at)}
+        return own if not others else digest("\0".join((own, *map(str, sorted(others.items())))).encode())
+
+    def _on_disk(self, path: str) -> bool:
+        return any(within(path, place) for place in (WORKSPACE, *(self.places or ())))
+
+    def _mount_hash(self, path: str) -> str:
+        """The digest of a folder or file of the host: of its contents, or, where those are too many to be read while a
+        person waits or cannot be read, of what the kernel notes when they change."""
+        try:
+            descriptor = self._opened(path, lambda place: place.open(place.parts, _LOOK))
+        except (OSError, Refused) as problem:
+            return f"not seen: {problem}"
+        try:
+            if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                return _noted((), os.fstat(descriptor)) + _whole_digest(descriptor)
+            with suppress(Refused):
+                return tree_digest(read_tree(descriptor, budget=ReadBudget(_MOST_HASHED)))
+            found = Walk(most=_MOST_NOTED, lenient=True).through(descriptor)
+            return digest("\0".join(_noted(each.parts, each.info) for each in found).encode("utf-8", "surrogateescape"))
+        finally:
+            os.close(descriptor)
 
     # ── Writing ──
 
@@ -487,6 +514,21 @@ class Workspace:
             yield descriptor, os.fstat(descriptor).st_size
         finally:
             os.close(descriptor)
+
+
+def _noted(parts: tuple[str, ...], info: os.stat_result) -> str:
+    """What changes with a file: no program can set the last of these times."""
+    return f"{'/'.join(parts)} {info.st_mode} {info.st_ino} {info.st_size} {info.st_mtime_ns} {info.st_ctime_ns}"
+
+
+def _whole_digest(descriptor: int) -> str:
+    info = os.fstat(descriptor)
+    if not stat.S_ISREG(info.st_mode) or info.st_size > _MOST_HASHED:
+        return ""
+    whole = hashlib.sha256()
+    for piece in _pieces(descriptor, 0, info.st_size, MIB):
+        whole.update(piece)
+    return whole.hexdigest()
 
 
 def _check_writable(folder: int, name: str) -> None:

@@ -347,7 +347,8 @@ class SessionManager:
         it has changed."""
         session = self.get(owner, id)
         step = session.step
-        return step, await self._look(owner, id, ".", lambda workspace: workspace.tree_hash()), session.runs_on
+        mounted = [mount.at for mount in session.spec.stay.mounts]
+        return step, await self._look(owner, id, ".", lambda workspace: workspace.tree_hash(mounted)), session.runs_on
 
     async def read(self, owner: Owner, id: str, path: str, offset: int, length: int | None) -> bytes:
         return await self._look(owner, id, path, lambda workspace: workspace.read(path, offset, length))
