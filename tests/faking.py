@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +100,9 @@ class Wire:
     def network_meter(self) -> Callable[[], Json | None]:
         return lambda: {"allowed": [], "denied": [], "bytes_in": 0, "bytes_out": 0}
 
+    def network_since_start(self) -> Json | None:
+        return self.network_meter()()
+
     async def request(self, method: str, params: Json, exchange: InFlight) -> Json:
         self.requests.append((method, params, exchange.headers))
         return await self.answer(method, params, exchange)
@@ -172,6 +175,8 @@ class Way:
 
 
 DESK = ServerSpec("desk", url="http://127.0.0.1:9101/mcp", resources=("doc:*",), prompts=("greet",))
+SHUT_IN = replace(DESK, url=None, command=("x",))
+"""The same in a box that reaches nothing."""
 
 
 def make_call(tool: str = "echo", arguments: Json | None = None, **more: Any) -> Call:

@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,24 @@ def test_every_byte_passes_both_ways(folders: dict[str, str], tmp_path: Path) ->
     assert (done.returncode, done.stdout == data, done.stderr) == (7, True, b"told\n")
     (start,) = gateways.records(tmp_path / "state" / "ringfence", kind="finished")
     assert (start["call"]["method"], start["call"]["server"], start["status"]) == ("server/start", "sh", "success")
+
+
+def test_a_program_with_a_way_out_is_not_on_record_as_one_without_and_what_it_sent_is(
+    folders: dict[str, str], tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        place = f"127.0.0.1:{nobody.getsockname()[1]}"
+    ask = f"import urllib.request\ntry: urllib.request.urlopen('http://{place}/')\nexcept OSError: pass"
+    done = wrap(folders, "--allow", place, "--", "python3", "-c", ask)
+    assert done.returncode == 0, done.stderr
+    state = tmp_path / "state" / "ringfence"
+    (started,) = gateways.records(state, kind="started")
+    (finished,) = gateways.records(state, kind="finished")
+    assert (started["effect_possible"], started["durable"]) == (True, True)
+    assert finished["effect"] == "confirmed"
+    (sent,) = gateways.records(state, kind="server_network")
+    assert (sent["server"], sent["effect"]) == ("python3", "unknown")
+    assert [f"{entry['host']}:{entry['port']}" for entry in sent["network"]["failed"]] == [place]
 
 
 def test_it_sees_what_was_named_and_no_more(folders: dict[str, str], tmp_path: Path) -> None:

@@ -6,12 +6,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
 from ringfence.compose.runs import Runs
-from ringfence.core.box import Attached
+from ringfence.core.box import Attached, Mount
 from ringfence.core.errors import Refused
 from ringfence.core.model import Outcome, Person, ServerSpec
 from ringfence.governance import approvals
@@ -19,7 +20,7 @@ from ringfence.governance.dispatch import Dispatcher, DispatchTargets
 from ringfence.sandbox.tools.executor import Executor
 from tests import tooling
 from tests.boxing import settings
-from tests.faking import ECHO, Servers, make_call
+from tests.faking import ECHO, SHUT_IN, Said, Servers, contract, governed, make_call, rulebook
 from tests.sandbox.fake_sessions import FakeBox
 from tests.sandbox.tools.calling import calling
 
@@ -167,3 +168,58 @@ async def test_a_call_of_a_server_in_a_session_is_bound_to_what_the_session_is_t
         with pytest.raises(Refused) as refused:
             await desk.state(replace(call, box="ses_none"), ECHO)
         assert refused.value.reason_code == "unknown_session"
+
+
+# ── What else an answer is for ────────────────────────────────────────────────────────────────────
+
+
+async def test_an_answer_is_for_the_contents_of_a_snapshot_and_not_for_its_name(tmp_path: Path) -> None:
+    said = settings(tmp_path, "capabilities: {open_session: {transport: sandboxed_exec, approval: always}}")
+    async with calling(tmp_path / "house") as call, Runs.open(said, call.executor) as runs:
+        asked = Asked(runs, call.executor, (await call.opened()))
+        call.principal = runs._agent
+        asked.session = await call.opened()
+        kept = [(await call.told("snapshot_session", session=asked.session, name="base"))["snapshot"]]
+
+        async def opening() -> Outcome:
+            return await runs.call("open_session", {"snapshot": "base"}, Attached(), origin="sdk")
+
+        first = asked.approve(await opening())
+        await call("write_file", session=asked.session, path="evil", text="x")
+        kept.append((await call.told("snapshot_session", session=asked.session, name="base"))["snapshot"])
+        again = await opening()
+        assert again.status == "approval_required" and again.approval_id not in (None, first)
+        shown = [approvals.find(runs.pipeline._store, id_ or "").summary for id_ in (first, again.approval_id)]
+        assert [each["snapshot"] for each in shown] == kept
+        asked.approve(again)
+        assert (await opening()).ok
+        # And what runs is what was agreed to, whatever the name means by then.
+        grant = call.granted("open_session", {"snapshot": "base"}, principal=runs._agent, snapshot=kept[0])
+        opened = (await call.executor.run(grant)).result
+        assert opened is not None
+        found = await call.told("list_files", session=opened["structuredContent"]["session"])
+        assert found["entries"] == []
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"command": ("y",)},
+        {"mounts": (Mount("/a", "/b", "rw"),)},
+        {"placement": "unsafe_host"},
+        {"env": {"A": "1"}},
+        {"network": "inside"},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+async def test_an_answer_is_for_the_server_as_it_was_then(changed: dict[str, Any], tmp_path: Path) -> None:
+    said = Said(contracts=(contract("echo", mode="write", approval="always"),), server=SHUT_IN)
+    async with governed(tmp_path, said) as way:
+        asked = await way.call()
+        approvals.answer(way.store, asked.approval_id or "", Person("bob"), approve=True)
+        as_it_was = way.pipeline.rules
+        way.pipeline.rules = rulebook(replace(said, server=replace(SHUT_IN, **changed)), way.store)
+        anew = await way.call()
+        assert anew.status == "approval_required" and anew.approval_id != asked.approval_id
+        way.pipeline.rules = as_it_was
+        assert (await way.call()).ok, "everything is as it was"

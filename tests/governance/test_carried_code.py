@@ -211,3 +211,50 @@ async def test_a_cell_that_was_approved_runs_once(language: str, tmp_path: Path)
         call.approve(await call("execute_python", **arguments))
         assert (await call("execute_python", **arguments)).ok
         assert (await call("execute_python", **arguments)).status == "approval_required"
+
+
+# ── Forks ─────────────────────────────────────────────────────────────────────────────────────────
+
+OPENING = "capabilities: {open_session: {transport: sandboxed_exec, %s}}"
+
+
+async def test_a_fork_needs_the_approval_of_the_capability_that_opened_its_session(tmp_path: Path) -> None:
+    async with agent(tmp_path, OPENING % "approval: always") as call:
+        session = await call.session()
+        before = call.boxes
+        asked = await call("fork_session", session=session, count=2)
+        assert (asked.status, call.boxes) == ("approval_required", before), asked
+        call.approve(asked)
+        assert (await call("fork_session", session=session, count=2)).ok
+        assert call.boxes == before + 2
+        assert (await call("fork_session", session=session, count=2)).status == "approval_required", "once"
+
+
+async def test_a_fork_is_refused_where_a_rule_refuses_the_capability_that_opened_its_session(tmp_path: Path) -> None:
+    async with agent(tmp_path, RULE % ("deny", "open_session", "")) as call:
+        refused = await call("fork_session", session=await call.session(), count=1)
+        assert (refused.status, refused.reason_code) == ("denied", "policy")
+
+
+async def test_each_fork_spends_the_quota_of_the_capability_that_opened_its_session(tmp_path: Path) -> None:
+    async with agent(tmp_path, OPENING % "rate: {per_day: 3}") as call:
+        session = await call.session()
+        assert (await call("fork_session", session=session, count=2)).ok
+        before = call.boxes
+        refused = await call("fork_session", session=session, count=2)
+        assert (refused.status, refused.reason_code, call.boxes) == ("denied", "quota", before)
+        assert (await call("fork_session", session=session, count=1)).ok, "what was refused spent nothing"
+        assert (await call("open_session")).reason_code == "quota"
+
+
+async def test_each_fork_takes_from_the_rate_of_the_capability_that_opened_its_session(tmp_path: Path) -> None:
+    async with agent(tmp_path, OPENING % "rate: {per_minute: 1, burst: 3}") as call:
+        session = await call.session()
+        assert (await call("fork_session", session=session, count=2)).ok
+        assert (await call("fork_session", session=session, count=2)).reason_code == "throttled"
+
+
+async def test_what_a_program_opened_is_forked_as_before(tmp_path: Path) -> None:
+    async with agent(tmp_path, OPENING % "rate: {per_day: 1}") as call:
+        session = (await call("open_session")).structured["session"]
+        assert (await call("fork_session", session=session, count=2)).ok

@@ -13,8 +13,16 @@ import pytest
 from ringfence.audit.explain import explain
 from ringfence.compose.runs import Runs
 from ringfence.core.box import NO_OUTSIDE, Attached, Mount, Outside
-from ringfence.core.errors import OutcomeUnknown, StoreError, Unavailable, beginning
-from ringfence.core.model import Contract, Json, Mode, Outcome, Person, ServerSpec, Transport
+from ringfence.core.errors import (
+    OutcomeUnknown,
+    Progress,
+    Refused,
+    RingfenceError,
+    StoreError,
+    Unavailable,
+    beginning,
+)
+from ringfence.core.model import Contract, Json, Mode, Outcome, Person, ServerSpec, ServerVolume, Status, Transport
 from ringfence.governance import approvals
 from ringfence.governance.effects import NO_EFFECTS, PossibleEffects, effects_of_start, possible_effects
 from ringfence.sandbox.tools.toolkit import KIT, PROGRAMS
@@ -63,9 +71,43 @@ def test_code_in_a_box_is_whatever_the_caller_sent_so_that_its_contract_only_rea
     assert asked({"network": ["a.example"]}, replace(BOX, mode=Mode.READ)) == PossibleEffects(sends=True)
 
 
-def test_a_server_may_do_anything_unless_its_contract_only_reads() -> None:
-    assert possible_effects(call(), WRITE) == PossibleEffects(acts=True)
-    assert possible_effects(call(), READ) == NO_EFFECTS
+CLOSED = ServerSpec("s", command=("x",))
+
+
+def test_an_operation_that_is_no_read_may_do_anything() -> None:
+    assert possible_effects(call(), WRITE, server=CLOSED) == PossibleEffects(acts=True)
+    assert possible_effects(call(), WRITE, server=CLOSED).intended
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        ({}, NO_EFFECTS),
+        ({"mounts": (Mount("/a", "/b"),)}, NO_EFFECTS),
+        ({"mounts": (Mount("/a", "/b", "rw"),)}, PossibleEffects(writes=True, declared_read=True)),
+        ({"volumes": (ServerVolume("v", "/data"),)}, PossibleEffects(writes=True, declared_read=True)),
+        ({"network": "inside"}, PossibleEffects(sends=True, declared_read=True)),
+        ({"secrets": ("token",)}, PossibleEffects(sends=True, declared_read=True)),
+        ({"placement": "unsafe_host"}, PossibleEffects(acts=True, declared_read=True)),
+        ({"placement": "session"}, PossibleEffects(sends=True, writes=True, declared_read=True)),
+        ({"url": "http://a.example/mcp"}, PossibleEffects(acts=True, declared_read=True)),
+    ],
+)
+def test_a_declared_read_may_change_what_the_place_of_its_server_lets_that_server_change(
+    place: dict[str, Any], expected: PossibleEffects
+) -> None:
+    found = possible_effects(call(), READ, server=replace(CLOSED, **place))
+    assert found == expected and not found.intended
+
+
+def test_a_declared_read_of_a_server_that_shares_a_box_may_change_what_the_box_can() -> None:
+    spec = replace(CLOSED, placement="both")
+    beside = ServerSpec("b", command=("y",), placement="both", network="inside")
+    assert possible_effects(call(), READ, server=spec, others=[spec, beside]).sends
+
+
+def test_nothing_is_known_of_a_read_whose_server_is_not_known() -> None:
+    assert possible_effects(call(), READ) == PossibleEffects(acts=True, declared_read=True)
 
 
 @pytest.mark.parametrize("tool", [*PROGRAMS, "send_input"])
@@ -139,6 +181,10 @@ def test_servers_of_one_box_may_change_what_any_of_them_may(placement: str, expe
 def test_a_server_in_a_session_may_change_what_the_session_may() -> None:
     spec = ServerSpec("a", command=("x",), placement="session")
     assert effects_of_start(spec) == PossibleEffects(sends=True, writes=True)
+
+
+def test_places_beside_its_network_are_a_way_out_for_a_server_that_starts() -> None:
+    assert effects_of_start(CLOSED, places=("a.example:443",)) == PossibleEffects(sends=True)
 
 
 # ── The whole way ─────────────────────────────────────────────────────────────────────────────────
@@ -227,6 +273,57 @@ async def test_a_store_that_fails_after_dispatch_says_nothing_of_whether_it_ran(
         assert (outcome.status, outcome.reason_code, outcome.facts["effect"]) == ("unknown", "store", "unknown")
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("problem", "stated", "status", "effect"),
+    [
+        (Refused(Status.VALIDATION_FAILURE, "not_found", "no"), True, "validation_failure", "none"),
+        (Refused(Status.VALIDATION_FAILURE, "no_permission", "no"), False, "failed", "unknown"),
+        (Refused(Status.DENIED, "rules_changed", "no"), False, "failed", "unknown"),
+        (Refused(Status.DENIED, "network", "no"), True, "denied", "none"),
+    ],
+)
+async def test_what_is_refused_on_the_way_never_ran_only_where_that_is_stated(
+    problem: Refused, stated: bool, status: str, effect: str, tmp_path: Path
+) -> None:
+    problem.nothing_begun = stated
+    async with governed(tmp_path, Said(contracts=(contract("echo", mode="write"),)), [problem]) as way:
+        outcome = await way.call()
+        assert (outcome.status, outcome.reason_code) == (status, problem.reason_code)
+        assert outcome.facts["effect"] == effect
+        assert ("nothing was run" in outcome.facts["explanation"]) is stated
+        told = explain([record.body | {"kind": record.kind} for record in way.store.reader().records()])
+        assert ("whether it changed anything outside is unknown" in told) is not stated
+
+
+@pytest.mark.anyio
+async def test_a_read_that_its_server_turned_away_may_have_done_something_for_all_that_is_known(tmp_path: Path) -> None:
+    away = OutcomeUnknown("server_refused", "HTTP 503", answered=503)
+    down = Unavailable("server_down", "it is down")
+    said = Said(contracts=(contract("echo", retry={"attempts": 1}),))
+    async with governed(tmp_path, said, [away, down]) as way:
+        outcome = await way.call(idempotency_key="k")
+        assert (outcome.status, outcome.reason_code, outcome.facts["effect"]) == (
+            "unavailable",
+            "server_refused",
+            "unknown",
+        )
+        assert len(way.servers.requests) == 2
+        await way.call(idempotency_key="k")
+        assert len(way.servers.requests) > 2, "the key is free: it was a read"
+    async with governed(tmp_path / "down", said, [down]) as way:
+        outcome = await way.call()
+        assert (outcome.status, outcome.facts["effect"]) == ("unavailable", "none"), "nothing was ever sent"
+
+
+def test_errors_state_that_nothing_was_begun_up_to_that_point_and_no_further() -> None:
+    for begun in (False, True):
+        with pytest.raises(Unavailable) as raised, Progress(begun=begun), Progress():
+            raise Unavailable("busy", "a part of it")
+        assert raised.value.nothing_begun is not begun
+    assert not Unavailable("busy", "nobody states anything").nothing_begun
+
+
 @pytest.mark.parametrize(
     ("problem", "begun", "expected"),
     [
@@ -240,5 +337,7 @@ async def test_a_store_that_fails_after_dispatch_says_nothing_of_whether_it_ran(
     ],
 )
 def test_what_fails_before_it_has_begun_never_ran(problem: Exception, begun: bool, expected: type[Exception]) -> None:
-    with pytest.raises(expected), beginning("the box", lambda: begun):
+    with pytest.raises(expected) as raised, beginning("the box", lambda: begun):
         raise problem
+    if isinstance(raised.value, RingfenceError):
+        assert raised.value.nothing_begun is not begun

@@ -13,7 +13,7 @@ from ringfence.core.model import Json, ServerSpec, Status
 from ringfence.front import results
 from ringfence.governance.guard import FOREIGN
 from ringfence.upstream.link import RpcError
-from tests.faking import OK, Client, Said, contract, definition, far_end, governed, make_call
+from tests.faking import OK, SHUT_IN, Client, Said, contract, definition, far_end, governed, make_call
 from tests.upstream.test_connection import MODERN, asking, opened
 
 pytestmark = pytest.mark.anyio
@@ -27,7 +27,9 @@ KINDS: list[Any] = ["partial", "task", "Complete", "input_required", "", None, 1
 async def test_a_result_of_an_unknown_type_is_withheld(kind: Any, mode: str, tmp_path: Path) -> None:
     """It would pass the output schema and the declared fields by."""
     said = Said(
-        contracts=(contract("echo", mode=mode, result={"fields": ["n"]}, idempotent=True),), definitions=(TYPED,)
+        contracts=(contract("echo", mode=mode, result={"fields": ["n"]}, idempotent=True),),
+        definitions=(TYPED,),
+        server=SHUT_IN,
     )
     leak = {
         "resultType": kind,

@@ -15,8 +15,20 @@ from typing import Any
 import anyio
 import pytest
 
+from ringfence.core.box import Mount
 from ringfence.core.errors import OutcomeUnknown, Refused, Unavailable, UpstreamFailed
-from ringfence.core.model import SYSTEM, ApprovalRule, Effect, Mode, NetworkSpec, Person, Principal, ServerSpec, Status
+from ringfence.core.model import (
+    SYSTEM,
+    ApprovalRule,
+    Call,
+    Effect,
+    Mode,
+    NetworkSpec,
+    Person,
+    Principal,
+    ServerSpec,
+    Status,
+)
 from ringfence.governance import approvals
 from ringfence.governance.guard import ONLY_FIELDS
 from ringfence.governance.rulebook import implicit_contract
@@ -25,7 +37,7 @@ from ringfence.secrets.redaction import TenantRedactor
 from ringfence.store.sqlite import Store
 from ringfence.store.transaction import Transaction
 from tests import tooling
-from tests.faking import OK, Reply, Said, Way, contract, definition, governed
+from tests.faking import DESK, OK, SHUT_IN, Client, Reply, Said, Way, contract, definition, governed
 from tests.making import rule
 
 pytestmark = pytest.mark.anyio
@@ -59,7 +71,7 @@ ENDINGS: dict[str, tuple[Reply, Mode, Status, str, Effect]] = {
 @pytest.mark.parametrize("case", ENDINGS)
 async def test_every_ending_has_its_status_effect_and_one_record(case: str, tmp_path: Path) -> None:
     reply, mode, status, code, effect = ENDINGS[case]
-    said = Said(contracts=(contract("echo", mode=str(mode), retry={"attempts": 0}),))
+    said = Said(contracts=(contract("echo", mode=str(mode), retry={"attempts": 0}),), server=SHUT_IN)
     async with governed(tmp_path, said, [reply]) as way:
         outcome = await way.call("echo", {"text": "x"})
         assert (outcome.status, outcome.reason_code, outcome.facts["effect"]) == (status, code, effect)
@@ -69,6 +81,58 @@ async def test_every_ending_has_its_status_effect_and_one_record(case: str, tmp_
         assert outcome.receipt is not None
         assert (outcome.receipt.chain, outcome.receipt.seq) == (record["chain"], record["seq"])
         assert way.store.reader().running() == []
+
+
+@pytest.mark.parametrize("case", [case for case, ending in ENDINGS.items() if ending[1] is Mode.READ])
+@pytest.mark.parametrize(
+    "place",
+    [{"network": "inside"}, {"mounts": (Mount("/a", "/b", "rw"),)}, {"placement": "unsafe_host"}, {"url": DESK.url}],
+    ids=["network", "mount", "host", "remote"],
+)
+async def test_a_read_of_a_server_that_can_change_something_is_not_on_record_as_without_effect(
+    case: str, place: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reply, _, status, code, _ = ENDINGS[case]
+    synced = durable_writes(monkeypatch)
+    said = Said(contracts=(contract("echo", retry={"attempts": 0}),), server=replace(SHUT_IN, **place))
+    async with governed(tmp_path, said, [reply]) as way:
+        outcome = await way.call("echo", {"text": "x"})
+        assert (outcome.status, outcome.reason_code, outcome.facts["effect"]) == (status, code, Effect.UNKNOWN)
+        assert "no side effect" not in outcome.facts["explanation"]
+        assert "it is declared a read" in outcome.facts["explanation"]
+        started, finished = way.store.reader().records(call_id=outcome.facts["call_id"])
+        assert (started.body["effect_possible"], finished.body["effect"]) == (True, Effect.UNKNOWN)
+        assert started.body["durable"] is False and not any(synced), "a read that is declared one waits for no disk"
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "more"),
+    [
+        ("resource", "doc:1", {"arguments": {"uri": "doc:1"}, "method": "resources/read"}),
+        ("listing", "desk", {"method": "resources/list"}),
+    ],
+)
+async def test_what_a_server_lists_is_read_from_it_like_anything_else(
+    kind: Any, asked: str, more: dict[str, Any], tmp_path: Path
+) -> None:
+    for server, effect in ((SHUT_IN, Effect.NONE), (DESK, Effect.UNKNOWN)):
+        async with governed(tmp_path / server.placement / str(server.url is None), Said(server=server)) as way:
+            made = Call("call_1", Principal("analyst"), asked, **{"arguments": {}, **more}, kind=kind, server="desk")
+            outcome = await way.pipeline.handle(made, Client())
+            assert (outcome.status, outcome.facts["effect"]) == (Status.SUCCESS, effect)
+
+
+def durable_writes(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each write to the store from now on: whether it waits for the disk."""
+    waited: list[bool] = []
+    write = Store.write
+
+    async def watched(self: Store, work: Any, *, durable: bool = False, **how: Any) -> Any:
+        waited.append(durable)
+        return await write(self, work, durable=durable, **how)
+
+    monkeypatch.setattr(Store, "write", watched)
+    return waited
 
 
 # What is refused before anything is sent: the contract, the rest of the configuration, the call.
@@ -246,7 +310,7 @@ def cancelled_once(
 
 @pytest.mark.parametrize(("mode", "effect"), [("read", Effect.NONE), ("write", Effect.UNKNOWN)])
 async def test_a_cancelled_call_is_killed_on_record(tmp_path: Path, mode: str, effect: Effect) -> None:
-    said = Said(contracts=(contract("echo", mode=mode, rate={"concurrent": 1}),))
+    said = Said(contracts=(contract("echo", mode=mode, rate={"concurrent": 1}),), server=SHUT_IN)
     async with governed(tmp_path, said) as way:
         way.servers.hold = anyio.Event()
         with cancelled_once(lambda: way.servers.requests) as scope:
@@ -341,7 +405,7 @@ async def test_without_a_record_nothing_is_sent(tmp_path: Path) -> None:
     (READ, Status.UNKNOWN, Effect.NONE), (WRITE, Status.UNKNOWN, Effect.UNKNOWN),
 ])  # fmt: skip
 async def test_without_a_record_no_result_is_given(tmp_path: Path, one: Any, status: Status, effect: Effect) -> None:
-    async with governed(tmp_path, Said(contracts=(one,))) as way:
+    async with governed(tmp_path, Said(contracts=(one,), server=SHUT_IN)) as way:
         await broken(way, "finished")
         outcome = await way.call()
         assert (outcome.status, outcome.reason_code, outcome.result) == (status, "store", None)

@@ -388,3 +388,15 @@ def test_what_a_program_of_the_host_replaced_is_no_longer_held_and_is_told_of(st
         assert "planted" not in sandbox.commands.run("true").facts
         ran = sandbox.commands.run("echo evil > /project/.envrc")
         assert ran.exit_code == 0 and ran.facts["planted"] == ["/project/.envrc"]
+
+
+def test_a_copy_of_what_is_not_there_makes_no_folders_and_never_ran(state: Path, tmp_path: Path) -> None:
+    with Sandbox.create(mounts=[Mount(str(tmp_path), "/project", "rw")]) as sandbox:
+        with pytest.raises(NotFound):
+            sandbox.files.copy("missing", "/project/new/folder/copy")
+        assert list(tmp_path.iterdir()) == []
+        ended = gateways.records(state, kind="finished")[-1]
+        assert (ended["status"], ended["reason_code"], ended["effect"]) == ("validation_failure", "not_found", "none")
+        sandbox.files.write("there", "x")
+        sandbox.files.copy("there", "/project/new/folder/copy")
+        assert (tmp_path / "new" / "folder" / "copy").read_text() == "x"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -46,6 +46,55 @@ def asking(client: Client | None = None, timeout: float = 60.0, **more: Any) -> 
     params = {"name": "echo", "arguments": more.pop("arguments", {})}
     params |= more.pop("params", {})
     return UpstreamRequest("desk", Principal("a"), "tools/call", params, client or Client(), timeout, **more)
+
+
+# ── What a server's box asks of the network ──
+
+
+class Box:
+    """Stands for the box of a server: how many requests it has sent."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+
+    def meter(self) -> Callable[[], Json]:
+        before = self.sent
+        return lambda: {"allowed": ["x"] * (self.sent - before), "denied": [], "bytes_in": 0, "bytes_out": 0}
+
+
+async def test_what_a_servers_box_sends_between_calls_is_told_once_with_the_next_call_or_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    box = Box()
+    monkeypatch.setattr(Wire, "network_meter", lambda wire: box.meter())
+    monkeypatch.setattr(Wire, "network_since_start", lambda wire: {"allowed": ["x"] * box.sent})
+
+    async def send(params: Json, exchange: Any) -> Json:
+        box.sent += 1
+        return OK
+
+    between: list[int] = []
+    within: list[int] = []
+
+    async def unasked(network: Json) -> None:
+        between.append(len(network["allowed"]))
+
+    def asked(network: Json | None) -> None:
+        within.append(len((network or {})["allowed"]))
+
+    made, _ = await opened(far_end(tools_call=send))
+    made.unasked = unasked
+    box.sent = 4  # while it started
+    await made.request(asking(asked=asked))
+    assert (between, within) == ([4], [1])
+    await made.request(asking(asked=asked))
+    assert (between, within) == ([4], [1, 1]), "nothing was sent meanwhile"
+    box.sent += 2
+    await made.request(asking(asked=asked))
+    assert (between, within) == ([4, 2], [1, 1, 1])
+    box.sent += 3
+    await made.ended()
+    assert between == [4, 2, 3]
 
 
 # ── Agreeing ──

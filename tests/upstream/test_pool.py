@@ -67,6 +67,23 @@ async def yard(monkeypatch: pytest.MonkeyPatch, *servers: ServerSpec) -> AsyncIt
         yield made
 
 
+async def test_what_a_server_sent_since_its_last_call_is_told_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, str, Json]] = []
+
+    async def unasked(spec: ServerSpec, principal: Principal, network: Json) -> None:
+        told.append((spec.name, principal.key, network))
+
+    async with yard(monkeypatch) as made:
+        made.pool._unasked = unasked
+        await made.call("a")
+        await made.call("b")
+        sent = {"allowed": [{"host": "a.example", "port": 443, "count": 1}]}
+        for held in made.pool._held.values():
+            if held.principal.agent == "b":
+                held.connection._untold = lambda: sent
+    assert told == [("desk", "local/b", sent)]
+
+
 # ── whose ──
 
 

@@ -432,7 +432,7 @@ def _result(started: Json | None, finished: Json | None) -> list[str]:
 
 def _effect(finished: Json) -> str:
     match _text(finished.get("status")):
-        case "validation_failure" | "denied" | "unavailable":
+        case "validation_failure" | "denied" | "unavailable" if _text(finished.get("effect")) != "unknown":
             return _NEVER_RAN
         case "approval_required":
             return "it has not run"

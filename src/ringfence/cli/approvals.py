@@ -231,6 +231,8 @@ def _about(approval: Approval) -> Iterator[str]:
         yield safe(f"  session    {_session(session)}")
         if session.get("runs_on"):
             yield safe(f"             {session['runs_on']}")
+    if snapshot := approval.summary.get("snapshot"):
+        yield safe(f"  snapshot   {snapshot}")
     for given in approval.answers:
         yield safe(f"  answered   {given.person}: {'yes' if given.approve else 'no'}")
 

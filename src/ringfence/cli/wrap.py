@@ -28,6 +28,7 @@ from ringfence.core.system import write_all
 
 if TYPE_CHECKING:
     from ringfence.cli.init.planning import Runner
+    from ringfence.compose.runs import Runs
     from ringfence.sandbox.servers.boxed_server import BoxedServer
 
 _NUMBERS: dict[Stream, int] = {"stdout": 1, "stderr": 2}
@@ -237,11 +238,22 @@ async def run_server(wanted: WrapRequest, configured: Config) -> int:
                 started.append(await boxes.start(server, SYSTEM, source.descriptor))
 
             with _signals(started):
-                await runs.pipeline.server_start(server, SYSTEM, start)
-                return await _live(started[0])
+                await runs.pipeline.server_start(server, SYSTEM, start, wanted.places)
+                try:
+                    return await _live(started[0])
+                finally:
+                    await _tell_network(runs, server, started[0])
     except RingfenceError as exc:
         _say(str(exc))
         return common.NO_BOX
+
+
+async def _tell_network(runs: Runs, spec: ServerSpec, server: BoxedServer) -> None:
+    """Nothing here is a call, so all that its box asked of the network is one record."""
+    with anyio.CancelScope(shield=True):
+        network = server.network_since_start()
+        if network is not None and any(network.values()):
+            await runs.pipeline.server_network(spec, SYSTEM, network)
 
 
 async def _live(server: BoxedServer) -> int:

@@ -87,6 +87,7 @@ class App:
             self._on_event,
             starting=self._starting,
             changed=self._lists_changed,
+            unasked=self._unasked,
             clean=lambda text: self._guard.message(text),
         )
         self._executor: Executor | None = None
@@ -316,6 +317,9 @@ class App:
         if spec.packages is not None:
             await anyio.to_thread.run_sync(verify, spec)
         await self.pipeline.server_start(spec, principal, start)
+
+    async def _unasked(self, spec: ServerSpec, principal: Principal, network: Json) -> None:
+        await self.pipeline.server_network(spec, principal, network)
 
     # ── boxes ─────────────────────────────────────────────────────────────────────────────────────
 

@@ -123,6 +123,8 @@ class Outside:
     """A folder that it may write to and that outlives it: one of the host's, or a volume."""
     sets_up: bool = False
     """Set-up code of a user runs in it before anything else."""
+    opened_by: str | None = None
+    """The capability whose contract gave it all that; None: a program of the user's did."""
 
 
 NO_OUTSIDE = Outside()

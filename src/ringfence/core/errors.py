@@ -9,7 +9,7 @@ RingfenceError
 │   │   └── SandboxNotFound  the caller: no sandbox of theirs has that id, and there may never have been one
 │   ├── SandboxStopped   the caller: the sandbox has ended; make another
 │   └── SetUpFailed      the caller: their set-up code failed in the sandbox, so there is none
-├── Unavailable      the operator or time: something needed is not there; it never ran
+├── Unavailable      the operator or time: something needed is not there; it never ran, where that is stated
 │   └── QuotaExceeded    time, or the operator: a limit is used up; it never ran, and may run later
 ├── OutcomeUnknown   a person: it may have run; the answer was lost, or proves nothing
 │   └── TimedOut         the caller: they waited no longer; what they waited for may go on
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 from ringfence.core.model import Status
 from ringfence.core.quoting import quoted
@@ -36,6 +36,8 @@ class RingfenceError(Exception):
 
     reason_code: str = ""
     """One of `reasons.REASONS`; empty where the kind of error says it all."""
+    nothing_begun: bool = False
+    """It is stated, by whoever can prove it, that nothing was begun of what was asked for. Not stated: unknown."""
 
     @property
     def remedy(self) -> str | None:
@@ -115,7 +117,7 @@ class SetUpFailed(Refused):
 
 
 class Unavailable(RingfenceError):
-    """Something needed is missing or down, and the work provably never started."""
+    """Something needed is missing or down. Whether that was before anything was begun, `nothing_begun` says."""
 
     def __init__(self, reason_code: str, message: str) -> None:
         super().__init__(message)
@@ -142,20 +144,47 @@ class TimedOut(OutcomeUnknown, TimeoutError):
     """The caller's own clock ran out before an answer came."""
 
 
+class Progress:
+    """Of work that may have an effect: our errors that stop it before `begin` state that nothing was begun, and those
+    that stop it afterwards state nothing, whatever the part of it that failed said of itself.
+
+        with Progress() as progress:
+            check(…)
+            progress.begin()
+            change(…)
+    """
+
+    def __init__(self, *, begun: bool = False) -> None:
+        self.begun = begun
+
+    def begin(self) -> None:
+        """From now on something may have changed."""
+        self.begun = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, problem: BaseException | None, trace: object) -> None:
+        if isinstance(problem, RingfenceError):
+            problem.nothing_begun = not self.begun
+
+
 @contextmanager
 def beginning(what: str, begun: Callable[[], bool] = lambda: False) -> Iterator[None]:
     """What goes wrong in here unforeseen (no descriptors left, say) is Unavailable, for nothing has run;
     once it has `begun`, it is OutcomeUnknown. A ValueError speaks of what was asked for, so it passes until then."""
     try:
         yield
-    except RingfenceError:
+    except RingfenceError as exc:
+        exc.nothing_begun = not begun()
         raise
     except Exception as exc:
         if begun():
             raise OutcomeUnknown("box_failed", f"{what} failed after it had begun: {exc!r}") from exc
         if isinstance(exc, ValueError):
             raise
-        raise Unavailable("no_box", f"{what} could not be begun: {exc}") from exc
+        with Progress():
+            raise Unavailable("no_box", f"{what} could not be begun: {exc}") from exc
 
 
 class StoreError(RingfenceError):

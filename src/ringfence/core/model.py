@@ -339,6 +339,7 @@ class Grant:
     expires_at: float
     """On the monotonic clock."""
     after_step: int | None = None  # in a session: only where this is still its last step
+    snapshot: str | None = None  # the one that a person agreed to, by its digest, whatever its name means by now
 
 
 @plain

@@ -98,6 +98,10 @@ class Launched(Protocol):
         """From now on: what its box asks of the network, as a `network` fact; None where that is not known."""
         ...
 
+    def network_since_start(self) -> Json | None:
+        """The same for all of its time, from before its program began."""
+        ...
+
     async def send(self, data: bytes) -> None:
         """Write to its standard input. Raises OSError where its reader is gone."""
         ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from ringfence.core import canonical
 from ringfence.core.model import Call, Contract, Decision, Json
@@ -19,7 +19,9 @@ def binding(rules: Rulebook, state: CallState, contract: Contract, requirement: 
     """The digest of all that matters of a call: change any of it and it is another question.
 
     That is also which rules ask and who may answer: once they are tightened, what was asked or answered before is void.
-    In a session it is its last step and the files in it, too: when another step came between, the answer is void.
+    So are the command, mounts and placement of its server, the contents of the snapshot that it opens, and the
+    capability that opened the session which it forks. In a session it is its last step and the files in it, too: when
+    another step came between, the answer is void.
     """
     bound: Json = {
         "principal": [state.call.principal.key, state.call.principal.person],
@@ -31,8 +33,16 @@ def binding(rules: Rulebook, state: CallState, contract: Contract, requirement: 
         "environment": rules.environment,
         "approval": rules.approvals.terms(requirement),
     }
+    spec = rules.servers.get(contract.server or "")
+    if spec is not None:
+        # What runs, where, and what it has: all that the operator wrote of it. A secret's value is no part of it.
+        bound["server"] = canonical.digest(asdict(spec))
     if state.programs:
         bound["programs"] = [each.digest for each in state.programs]
+    if state.opening is not None:
+        bound["opening"] = state.opening.digest
+    if state.snapshot is not None:
+        bound["snapshot"] = state.snapshot
     if state.session_state is not None:
         bound["session"] = [state.call.session_named, *state.session_state]
     return canonical.digest(bound)
@@ -92,6 +102,8 @@ def summary(guard: Guard, state: CallState) -> Json:
         shown["programs"] = list(programs)
     if call.box is not None:
         shown["session"] = {"id": state.clean(call.box)}
+    if state.snapshot is not None:
+        shown["snapshot"] = state.snapshot  # its digest: a name can be given to another
     if state.session_state is not None:
         step, files, runs_on = state.session_state
         shown["session"] = {"id": state.clean(str(call.session_named)), "after_step": step, "files": files}

@@ -109,21 +109,38 @@ class Budget:
 
     def admit(self, call: Call, contract: Contract, arguments_digest: str) -> BudgetSlot:
         """Take a place and a token. Raises Refused, which costs neither."""
-        now = self._clock()
         self.check_loop(call, arguments_digest)
         rate = contract.rate
         if rate.per_minute is None and rate.concurrent is None:
             return BudgetSlot(self, None, call, arguments_digest)
-        burst = float(rate.burst if rate.burst is not None else rate.per_minute or 0)
-        bucket = self._buckets.get((call.principal.key, contract.name), lambda: _Bucket(burst, now))
+        bucket = self._bucket(call, contract)
         _check_room(bucket, contract)
         if rate.per_minute is not None:
-            bucket.refill(now, rate.per_minute / 60.0, burst)
             if bucket.tokens < 1.0:
                 raise Refused(Status.DENIED, "throttled", _throttled(contract, bucket.tokens))
             bucket.tokens -= 1.0
         bucket.running += 1
         return BudgetSlot(self, bucket, call, arguments_digest)
+
+    def charge(self, call: Call, contract: Contract, count: int) -> None:
+        """Take so many tokens of a capability that the call is not of, and no place. Raises Refused, which costs
+        none."""
+        rate = contract.rate
+        if rate.per_minute is None:
+            return
+        bucket = self._bucket(call, contract)
+        if bucket.tokens < count:
+            raise Refused(Status.DENIED, "throttled", _throttled(contract, bucket.tokens - count + 1.0))
+        bucket.tokens -= count
+
+    def _bucket(self, call: Call, contract: Contract) -> _Bucket:
+        rate = contract.rate
+        now = self._clock()
+        burst = float(rate.burst if rate.burst is not None else rate.per_minute or 0)
+        bucket = self._buckets.get((call.principal.key, contract.name), lambda: _Bucket(burst, now))
+        if rate.per_minute is not None:
+            bucket.refill(now, rate.per_minute / 60.0, burst)
+        return bucket
 
     def check_loop(self, call: Call, arguments_digest: str) -> None:
         """Refuse a call that failed, unchanged, too many times in a row just now."""

@@ -142,7 +142,7 @@ class AnswerChannel:
             raise Refused(Status.FAILED, exc.reason_code, exc.message, approval_id=exc.approval_id) from None
 
     async def _record(self, body: Json, agreed: tuple[Rulebook, str] | None = None) -> None:
-        """Record an answer and the approval that it uses up; on disk before it leaves, where an effect is possible."""
+        """Record an answer and the approval that it uses up; on disk before it leaves, if the call is no read."""
 
         def work(tx: Transaction) -> Approval | None:
             approval = None
@@ -156,7 +156,7 @@ class AnswerChannel:
             return approval
 
         try:
-            await self.store.write(work, durable=self.state.effect_possible or agreed is not None)
+            await self.store.write(work, durable=self.state.durable or agreed is not None)
         except Unproven as exc:
             log.error("an answer in call %s is not sent on: %s", self.state.call.id, exc)
             refused = unproven(exc)

@@ -300,6 +300,12 @@ class Catalog:
         offered = [capability.contract for capability in self.offered(environment)]
         return [each for each in offered if each.tool == tool and each.transport is Transport.SANDBOXED_EXEC]
 
+    def named(self, name: str, environment: str) -> Contract | None:
+        """The contract of this name, where it is offered in this environment."""
+        found = self._usable.get(name)
+        offered = isinstance(found, Capability) and _in(self._contracts[name], environment)
+        return self._contracts[name] if offered else None
+
     def resolve(self, call: Call, environment: str) -> Capability:
         """The capability that the call means, its arguments checked. Raises Refused."""
         if call.fault is not None:

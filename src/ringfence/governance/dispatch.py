@@ -14,7 +14,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from ringfence.core.box import NO_OUTSIDE, Mount, Outside
-from ringfence.core.errors import OutcomeUnknown, Refused, Unavailable
+from ringfence.core.errors import OutcomeUnknown, Progress, Refused, Unavailable
 from ringfence.core.model import (
     Answer,
     Call,
@@ -31,6 +31,7 @@ from ringfence.core.model import (
 from ringfence.core.ports import TURNED_AWAY, Access, Channel, Router, UpstreamRequest, Upstreams
 from ringfence.core.record import dataclass
 from ringfence.governance import effects
+from ringfence.governance.effects import PossibleEffects
 from ringfence.sandbox.tools.executor import Executor
 from ringfence.sandbox.tools.toolkit import FORKS_A_SESSION, RUNS_IN_A_SESSION, SIGNALS_A_PROCESS, WRITES_FILES
 
@@ -150,14 +151,31 @@ class Dispatcher:
 
     def lasts(self, contract: Contract, decision: Decision | None) -> Literal["call", "server"] | None:
         """How long what a call of a server changes is there, where that is in the server's box alone."""
+        if contract.transport is not Transport.MCP or contract.mode is Mode.READ:
+            return None
+        spec, fresh = self._answering(contract, decision)
+        if spec is None or effects.effects_of_server(spec, self.targets.servers.values()):
+            return None
+        return "call" if fresh else "server"
+
+    def possible_effects(
+        self, call: Call, contract: Contract, decision: Decision | None, session: Outside = NO_OUTSIDE
+    ) -> PossibleEffects:
+        """What the call may change outside; `session` is what the box of its session can reach."""
+        spec, _ = self._answering(contract, decision)
+        return effects.possible_effects(call, contract, session, spec, self.targets.servers.values())
+
+    def _answering(self, contract: Contract, decision: Decision | None) -> tuple[ServerSpec | None, bool]:
+        """The server that answers, placed and with the mounts as for this call, and whether it is started for it
+        alone."""
         spec = self.targets.servers.get(contract.server or "")
-        if contract.transport is not Transport.MCP or contract.mode is Mode.READ or spec is None:
-            return None
+        if contract.transport is not Transport.MCP or spec is None:
+            return None, False
         mounts = _mounts(contract, spec)
-        seen = spec if mounts is None else replace(spec, mounts=mounts, volumes=())
-        if not seen.keeps_nothing:
-            return None
-        return "call" if mounts is not None or (decision is not None and decision.sandbox) else "server"
+        fresh = mounts is not None or (decision is not None and decision.sandbox)
+        if fresh:
+            spec = replace(spec, placement="own")
+        return spec if mounts is None else replace(spec, mounts=mounts, volumes=()), fresh
 
     async def state(self, call: Call, contract: Contract) -> tuple[int, str, bool] | None:
         """The last step of a call's session, and the digest of its files. Raises Refused, Unavailable."""
@@ -166,6 +184,12 @@ class Dispatcher:
         if call.box is None or self.executor is None:
             return None
         return await self.executor.state_of(call)
+
+    async def snapshot(self, call: Call, contract: Contract) -> str | None:
+        """The digest of the snapshot that a session is to be opened from. Raises Refused, Unavailable."""
+        if contract.transport is not Transport.SANDBOXED_EXEC:
+            return None
+        return await self._require_executor(contract).snapshot_of(call, contract)
 
     async def outside(self, call: Call, contract: Contract) -> Outside:
         """What the session of a call has outside, where the call makes anything happen. Raises Refused, Unavailable."""
@@ -177,7 +201,8 @@ class Dispatcher:
     async def run(self, grant: Grant, channel: Channel) -> Answer:
         """Carry out a grant once; again only where nothing was sent, or where the contract says `idempotent`."""
         if time.monotonic() > grant.expires_at:
-            raise Unavailable("grant_expired", "the grant of this call has expired")
+            with Progress():
+                raise Unavailable("grant_expired", "the grant of this call has expired")
         contract = grant.contract
         left = _time_left(grant)
         attempt = 1
@@ -188,11 +213,12 @@ class Dispatcher:
                 return replace(answer, attempts=attempt) if attempt > 1 else answer
             except (Unavailable, OutcomeUnknown) as exc:
                 # Once an attempt may have run, a later one that never started does not undo it.
-                problem = problem if isinstance(problem, OutcomeUnknown) else exc
+                if problem is None or problem.nothing_begun or isinstance(exc, OutcomeUnknown):
+                    problem = exc
                 if attempt > contract.retry.attempts or not _may_repeat(contract, exc):
                     raise problem from None
             except Refused as exc:
-                if isinstance(problem, OutcomeUnknown) and exc.status in _NEVER_BEGAN:
+                if problem is not None and not problem.nothing_begun and exc.status in _NEVER_BEGAN:
                     raise problem from None
                 raise
             pause = _RETRY_SECONDS * 2 ** (attempt - 1)
@@ -206,7 +232,9 @@ class Dispatcher:
         contract = grant.contract
         call = grant.call
         if contract.transport is Transport.SANDBOXED_EXEC:
-            return await self._require_executor(contract).run(grant)
+            with Progress():
+                executor = self._require_executor(contract)
+            return await executor.run(grant)
         seen: list[Json | None] = []
         mounts = _mounts(contract, self.targets.servers.get(contract.server or ""))
         request = UpstreamRequest(
@@ -226,13 +254,18 @@ class Dispatcher:
             asked=seen.append,
         )
         if contract.secrets:
-            request = replace(request, headers=await self._headers(grant))
+            with Progress():
+                request = replace(request, headers=await self._headers(grant))
         try:
             result = await self._upstreams.request(request)
+        except Unavailable as exc:
+            # So `ports.Upstreams` has it: nothing was sent. A list that cannot be used was asked for.
+            exc.nothing_begun = exc.reason_code != "server_listing"
+            raise
         except OutcomeUnknown as exc:
             if exc.reason_code not in TURNED_AWAY:
                 raise
-            if not effects.possible_effects(call, contract):
+            if contract.mode is Mode.READ:
                 raise Unavailable(exc.reason_code, exc.message) from None
             text = f"{exc.message}; whether it had an effect is not known"
             raise OutcomeUnknown(exc.reason_code, text, answered=exc.answered) from None
@@ -276,7 +309,7 @@ def _access(call: Call, contract: Contract, spec: ServerSpec) -> Access:
 
 
 def _may_repeat(contract: Contract, problem: Unavailable | OutcomeUnknown) -> bool:
-    if isinstance(problem, Unavailable):
+    if isinstance(problem, Unavailable) and (problem.nothing_begun or contract.mode is Mode.READ):
         return "unavailable" in contract.retry.on
     return contract.idempotent or contract.idempotent_key is not None
 

@@ -1,4 +1,5 @@
-"""What a call may change outside, known before it runs: one function of the call and its contract.
+"""What a call may change outside, known before it runs: one function of the call, its contract, and the place of
+whatever answers it.
 
 The *started* record and whether it waits for the disk, the `effect` in the facts and both explanations use it, so they
 cannot contradict each other. Later observations can only narrow it: a box that we saw send nothing has sent nothing.
@@ -7,6 +8,7 @@ cannot contradict each other. Later observations can only narrow it: a box that 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from ringfence.core.box import NO_OUTSIDE, Outside
 from ringfence.core.model import Call, Contract, Mode, ServerSpec, Transport
@@ -35,6 +37,14 @@ class PossibleEffects:
     copies: bool = False
     """We copy what it leaves in its output into a folder of the host's, where that replaces files of the same names;
     what was copied is known where the box's end was seen."""
+    declared_read: bool = False
+    """The operator declared the operation a read. The rest is what the place of its server leaves open to that server,
+    which may do more than it is asked for."""
+
+    @property
+    def intended(self) -> bool:
+        """Whether the operation itself may change something: then its records wait for the disk (decision 37)."""
+        return bool(self) and not self.declared_read
 
     def __bool__(self) -> bool:
         return self.acts or self.sends or self.writes or self.copies
@@ -45,10 +55,21 @@ _NEVER_HANDLED = ("KILL", "STOP", 9, 19)
 _ALONE = ("own", "unsafe_host")
 
 
-def possible_effects(call: Call, contract: Contract, session: Outside = NO_OUTSIDE) -> PossibleEffects:
-    """`session` is what the box of the call's session can reach outside."""
+def possible_effects(
+    call: Call,
+    contract: Contract,
+    session: Outside = NO_OUTSIDE,
+    server: ServerSpec | None = None,
+    others: Iterable[ServerSpec] = (),
+) -> PossibleEffects:
+    """`session` is what the box of the call's session can reach outside; `server` is what answers the call, placed as
+    it is for this call, and `others` are those that may share its box."""
     if contract.transport is not Transport.SANDBOXED_EXEC:
-        return NO_EFFECTS if contract.mode is Mode.READ else PossibleEffects(acts=True)
+        if contract.mode is not Mode.READ:
+            return PossibleEffects(acts=True)
+        # That it is a read is what the operator says of the operation; what its server does is up to the server.
+        can = effects_of_server(server, others) if server is not None else PossibleEffects(acts=True)
+        return PossibleEffects(can.acts, can.sends, can.writes, can.copies, declared_read=True) if can else NO_EFFECTS
     # What runs in a box is whatever the caller sent, so here the box says what is possible, and not the mode.
     if toolkit.makes_box(call, contract):
         # A session that is opened without set-up code runs no code of the caller's yet.
@@ -64,12 +85,21 @@ def possible_effects(call: Call, contract: Contract, session: Outside = NO_OUTSI
     return PossibleEffects(writes=True) if contract.tool in LASTING else NO_EFFECTS
 
 
-def effects_of_start(spec: ServerSpec, others: Iterable[ServerSpec] = ()) -> PossibleEffects:
-    """The start of a server: what its program may do before the first request to it. `others` are those among which
-    may be some that share its box, and with it all that the box has."""
+def effects_of_start(
+    spec: ServerSpec, others: Iterable[ServerSpec] = (), places: tuple[str, ...] = ()
+) -> PossibleEffects:
+    """The start of a server: what its program may do before the first request to it. `places` are those that its box
+    may reach besides its network."""
     if spec.url is not None:
-        return NO_EFFECTS
-    if spec.placement == "unsafe_host":
+        return NO_EFFECTS  # it runs already
+    can = effects_of_server(spec, others)
+    return replace(can, sends=True) if places else can
+
+
+def effects_of_server(spec: ServerSpec, others: Iterable[ServerSpec] = ()) -> PossibleEffects:
+    """What a server may change outside, by its place, whatever it is asked for. `others` are those among which may be
+    some that share its box, and with it all that the box has."""
+    if spec.url is not None or spec.placement == "unsafe_host":
         return PossibleEffects(acts=True)
     if spec.placement.startswith("session"):
         return PossibleEffects(sends=True, writes=True)  # whatever the session has that it is put into

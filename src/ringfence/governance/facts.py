@@ -22,7 +22,6 @@ from ringfence.governance.effects import NO_EFFECTS, PossibleEffects
 from ringfence.packages.index_address import INDEX_HOST
 from ringfence.sandbox.tools.limits import limit_words, signal_words, span
 
-_NEVER_RAN = frozenset({Status.VALIDATION_FAILURE, Status.DENIED, Status.APPROVAL_REQUIRED, Status.UNAVAILABLE})
 _WITHHELD = frozenset({"result_too_large", "bad_output", "invalid_result"})
 _MOST_FILES = 1000
 _MOST_SHOWN = 5
@@ -249,12 +248,13 @@ def effect(
         or (possible.sends and sent is not False)
         or (possible.copies and copied is not False)
     )
-    if status in _NEVER_RAN or not changed:
+    if not changed:
         return Effect.NONE
-    if status is Status.SUCCESS:
-        return Effect.CONFIRMED
-    # `unknown` without a dispatch is an earlier attempt under the same key, whose answer was lost.
-    return Effect.UNKNOWN if dispatched or status is Status.UNKNOWN else Effect.NONE
+    # Without a dispatch these are of an earlier attempt under the same key; of `unknown` the answer was lost.
+    if not dispatched and status not in (Status.SUCCESS, Status.UNKNOWN):
+        return Effect.NONE
+    # Of a declared read nobody sees what its server did besides, or does later because of it.
+    return Effect.CONFIRMED if status is Status.SUCCESS and not possible.declared_read else Effect.UNKNOWN
 
 
 def _effect(ending: Ending) -> Effect:
@@ -264,7 +264,7 @@ def _effect(ending: Ending) -> Effect:
         # What earlier steps left there has sent something, or what this one left may still do so.
         report = ending.ran.report
         late = (report.late or {}).get("network")
-        if report.left or (late is not None and _went_out(late)):
+        if report.left or (late is not None and went_out(late)):
             return Effect.UNKNOWN
     return changed
 
@@ -275,7 +275,7 @@ def _sent(ending: Ending) -> bool | None:
     if ending.ran is None:
         return None
     network = ending.ran.report.network
-    return network is not None and _went_out(network)
+    return network is not None and went_out(network)
 
 
 def _copied(ending: Ending) -> bool | None:
@@ -285,7 +285,8 @@ def _copied(ending: Ending) -> bool | None:
     return bool(ending.ran.report.files)
 
 
-def _went_out(network: Mapping[str, Any]) -> bool:
+def went_out(network: Mapping[str, Any]) -> bool:
+    """Whether anything of what was asked for left us, by a `network` fact."""
     asked = [entry for which in ("allowed", "failed") for entry in network.get(which, ())]
     if denied := network.get("denied", ()):
         from ringfence.egress.ledger import looked_up  # noqa: PLC0415 - most boxes ask for nothing
@@ -462,10 +463,12 @@ def _what_changed(ending: Ending, changed: Effect) -> str:
             return "what it changed is in the server's box alone, and lasts until that ends"
         case Effect.CONFIRMED:
             return "its effect is confirmed"
+        case Effect.UNKNOWN if ending.possible.declared_read:
+            return "it is declared a read; whether its server, which has the means, changed anything outside is unknown"
         case Effect.UNKNOWN:
             return "whether it took effect is unknown"
         case Effect.NONE:
-            if not ending.dispatched or ending.status in _NEVER_RAN:
+            if not ending.dispatched:
                 return "nothing was run" if ending.status is not Status.SUCCESS else "nothing was run again"
             if contract is not None and contract.mode is Mode.READ and not ending.possible:
                 if _sent(ending) or (ending.ran is not None and ending.ran.report.planted):

@@ -75,6 +75,8 @@ class CallState:
     decision: Decision | None = None
     programs: tuple[Contract, ...] = ()
     """The contracts for programs that it was decided by as well, because it runs code as they do."""
+    opening: Contract | None = None
+    """The contract of the capability that opened the session which it forks: each fork has what that gives."""
     possible: PossibleEffects = NO_EFFECTS
     """What it may change outside."""
     lasts: Literal["call", "server"] | None = None
@@ -103,6 +105,8 @@ class CallState:
     within: Within | None = None
     session_state: tuple[int, str, bool] | None = None
     """The last step of its session and the digest of its files, where a person is asked."""
+    snapshot: str | None = None
+    """The digest of the snapshot that a session is opened from, where a person is asked."""
     encoded_result: bytes | None = None
     """The guarded result's canonical form."""
     about: Json | None = None
@@ -124,8 +128,13 @@ class CallState:
 
     @property
     def effect_possible(self) -> bool:
-        """Whether anything outside may change: then what is recorded is on disk first."""
+        """Whether anything outside may change."""
         return bool(self.possible)
+
+    @property
+    def durable(self) -> bool:
+        """Whether what is recorded of it is on disk first."""
+        return self.possible.intended
 
     @property
     def is_own(self) -> bool:
@@ -242,7 +251,7 @@ def _name(state: CallState, text: str) -> str:
 
 def started(state: CallState) -> Json:
     state.about = common(state)
-    return {**state.about, "durable": state.effect_possible, "effect_possible": state.effect_possible}
+    return {**state.about, "durable": state.durable, "effect_possible": state.effect_possible}
 
 
 def finished(state: CallState, outcome: Outcome, facts: Json) -> Json:

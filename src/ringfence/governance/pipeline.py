@@ -26,6 +26,7 @@ from ringfence.core.model import (
     Call,
     Contract,
     Decision,
+    Effect,
     Grant,
     GuardedText,
     Json,
@@ -51,17 +52,20 @@ from ringfence.governance.policy import joined
 from ringfence.governance.rulebook import Rulebook, completion_problem, implicit_contract, is_listed, settled
 from ringfence.sandbox.tools.resources import normal_address
 from ringfence.sandbox.tools.results import explain
-from ringfence.sandbox.tools.toolkit import KIT, SERVER, carried_code
+from ringfence.sandbox.tools.toolkit import KIT, SERVER, carried_code, forks
 from ringfence.store import Approval, Store, Transaction, Unproven
 
 log = logging.getLogger("ringfence.pipeline")
 
 _GRANT_SECONDS = 10.0
+_NEVER_RAN = frozenset({Status.VALIDATION_FAILURE, Status.DENIED, Status.APPROVAL_REQUIRED})
 _LONGEST_NAME = 1000
 _LISTING = ResultPolicy(max_bytes=8_000_000)
 """All pages of what a server lists come as one result."""
 _REBUILT = (-32021, -32042)
 """Errors that say what a client must be able to do, or ask its user to visit a URL: their data was written anew."""
+SERVER_NETWORK = "server_network"
+"""The kind of record of what the box of a server asked of the network between calls."""
 ASIDE = ("listing", "logging")
 """Kinds of calls that clients make by themselves, and for which no person is asked."""
 
@@ -99,23 +103,29 @@ class Pipeline:
             call = state.call  # as it goes on
             self._dispatcher.check(call, contract, state.decision)  # type: ignore[arg-type]
             outside = await self._dispatcher.outside(call, contract)
-            state.possible = effects.possible_effects(call, contract, outside)
+            state.possible = self._dispatcher.possible_effects(call, contract, state.decision, outside)
             state.lasts = self._dispatcher.lasts(contract, state.decision)
             code = carried_code(call, contract, outside)
             if code is not None:
                 await self._as_program(rules, state, *code)
+            if forks(contract) and outside.opened_by is not None:
+                await self._as_opening(rules, state, outside.opened_by)
             key, replayed = await self._earlier(rules, state, contract)  # 5 once
             if replayed is not None:
                 outcome = replayed
             else:
                 slot = state.slot = self._budget.admit(call, contract, state.arguments_digest)  # 6 budget
+                if state.opening is not None:
+                    self._budget.charge(call, state.opening, call.arguments["count"])
                 grant = await self._grant_or_join(rules, state, contract, key, channel)  # 7 approval, 8 grant
                 # 9 dispatch, 10 guard
                 outcome = grant if isinstance(grant, Outcome) else await self._carry_out(rules, state, grant, channel)
         except Refused as exc:
             outcome = self._refusal(state, exc)
         except Unavailable as exc:
-            outcome = self._problem(state, Status.UNAVAILABLE, exc.reason_code, exc.message)
+            lost = state.dispatched and state.possible.intended  # nobody states that nothing was begun
+            status = Status.UNKNOWN if lost else Status.UNAVAILABLE
+            outcome = self._problem(state, status, exc.reason_code, exc.message)
         except OutcomeUnknown as exc:
             state.answered = exc.answered
             outcome = self._problem(state, Status.UNKNOWN, exc.reason_code, exc.message)
@@ -154,19 +164,26 @@ class Pipeline:
         """An entry of a server's list, as a client may see it."""
         return self._guard.listed(without_forged(item)[0])
 
-    async def server_start(self, spec: ServerSpec, principal: Principal, start: Callable[[], Awaitable[None]]) -> None:
-        """The start of a server is a call by `system`: on record before it happens, and closed with how it went."""
+    async def server_start(
+        self,
+        spec: ServerSpec,
+        principal: Principal,
+        start: Callable[[], Awaitable[None]],
+        places: tuple[str, ...] = (),
+    ) -> None:
+        """The start of a server is a call by `system`: on record before it happens, and closed with how it went.
+        `places` are those that its box may reach besides its network."""
         how: Json = {"url": spec.url} if spec.url is not None else {"command": list(spec.command)}
         call = Call(canonical.new_id("call"), SYSTEM, spec.name, {**how, "for": principal.key}, "server", "system")
         call = replace(call, server=spec.name, method="server/start")
         state = CallState(call, self.rules.environment, clean=self._guard.message)
         state.contract = implicit_contract(spec)
         state.isolation = self._dispatcher.isolation(state.contract)
-        state.possible = effects.effects_of_start(spec, self._dispatcher.targets.servers.values())
+        state.possible = effects.effects_of_start(spec, self._dispatcher.targets.servers.values(), places)
         try:
             # A server may have effects as soon as it starts, so the record of its start is on disk first.
             work: Callable[[Transaction], Receipt] = lambda tx: tx.append("started", call.id, journal.started(state))  # noqa: E731
-            state.started = await self._store.write(work, durable=state.effect_possible)
+            state.started = await self._store.write(work, durable=state.durable)
         except StoreError:
             raise Unavailable("store", f"the start of server {spec.name} could not be recorded") from None
         state.dispatched = True
@@ -174,6 +191,7 @@ class Pipeline:
         try:
             await start()
         except Unavailable as exc:
+            state.dispatched = False  # so `ports.Launcher` has it: nothing was started
             outcome = Outcome(Status.UNAVAILABLE, exc.reason_code, self._guard.message(exc.message))
             raise
         except OutcomeUnknown as exc:  # its program ran, and may have done anything that it could
@@ -185,6 +203,17 @@ class Pipeline:
         finally:
             with aio.shield():
                 await self._close(state, None, None, outcome)
+
+    async def server_network(self, spec: ServerSpec, principal: Principal, network: Json) -> None:
+        """Put on record what the box of a server asked of the network while it answered no call that could tell of
+        it."""
+        told = self._guard.facts({"network": network})
+        effect = Effect.UNKNOWN if facts.went_out(network) else Effect.NONE
+        body = {"server": spec.name, "for": principal.key, "effect": str(effect), **told}
+        try:
+            await self._store.write(lambda tx: tx.append(SERVER_NETWORK, None, body))
+        except StoreError as exc:
+            log.error("what server %s sent between calls could not be recorded: %s", spec.name, exc)
 
     # ── 3 contract, 4 policy ──────────────────────────────────────────────────────────────────────
 
@@ -296,6 +325,22 @@ class Pipeline:
             inside = {"session": "", **dict.fromkeys(KIT[tool].one_of[:1], "")}
             self._dispatcher.check(replace(call, arguments=inside), each, decision)
 
+    async def _as_opening(self, rules: Rulebook, state: CallState, name: str) -> None:
+        """Each fork is a session like the one it is made from: what policy, the contract and people demand of the
+        capability that opened that one is demanded of the fork, too. Raises Refused."""
+        assert state.decision is not None
+        opening = state.opening = rules.catalog.named(name, rules.environment)
+        if opening is None and state.call.attached is not None:
+            return  # a program of the user's, by another configuration than that of the agent whose session it is
+        if opening is None:
+            text = f"{name}, by which this session was opened, is not offered here any more"
+            raise Refused(Status.DENIED, "policy", f"Refused by policy: {text}")
+        call = replace(state.call, tool=opening.name)
+        decision = await rules.policy.decided(call, opening)
+        asks = rules.approvals.asked_by(opening, partial(variables, call, opening, rules.environment))
+        state.decision = joined(state.decision, decision, opening.name, asks)
+        _require_allowed(state.decision)
+
     # ── 5 once ────────────────────────────────────────────────────────────────────────────────────
 
     async def _earlier(
@@ -354,6 +399,8 @@ class Pipeline:
             state.drop_trace(call_meta.FREE_TEXT, "approval")
         digest = await self._approval(rules, state, requirement, channel) if requirement is not None else ""
         state.isolation = self._dispatcher.isolation(contract)
+        forked = [] if state.opening is None else [state.opening] * state.call.arguments["count"]
+        spent = [each for each in (contract, *forked) if each.rate.per_day is not None]
 
         def work(tx: Transaction) -> tuple[Receipt, Approval | None]:
             approval: Approval | None = None
@@ -362,10 +409,10 @@ class Pipeline:
                 raise _KeyTaken
             if requirement is not None:
                 approval = state.approval = self._use(rules, tx, digest, state.call.id)
-            if contract.rate.per_day is not None:
-                scope = budget.day_scope(state.call, contract)
-                if not tx.spend(scope, state.began_at.date().isoformat(), contract.rate.per_day):
-                    raise Refused(Status.DENIED, "quota", f"the day's quota of {contract.name} is used up")
+            for each in spent:
+                scope = budget.day_scope(state.call, each)
+                if not tx.spend(scope, state.began_at.date().isoformat(), each.rate.per_day or 0):
+                    raise Refused(Status.DENIED, "quota", f"the day's quota of {each.name} is used up")
             kept = self._kept(contract, _whole(state.call), contract.log.arguments)
             if kept is not None:
                 state.kept["arguments"] = canonical.salted_bytes(kept, state.salt)
@@ -373,17 +420,17 @@ class Pipeline:
             return tx.append("started", state.call.id, journal.started(state), salt=state.salt), approval
 
         alone = self._under_way == 1
-        plain = key is None and requirement is None and contract.rate.per_day is None
+        plain = key is None and requirement is None and not spent
         keeps = contract.log.arguments == "redacted" or contract.record == "full"
         try:
-            if plain and not keeps and not state.effect_possible:
+            if plain and not keeps and not state.durable:
                 state.started = await self._store.begin(state.call.id, journal.started(state), state.salt, alone=alone)
             else:
                 state.started, state.approval = await self._store.write(
                     work,
-                    durable=state.effect_possible,
+                    durable=state.durable,
                     alone=alone,
-                    covered=state.effect_possible,  # by the end's, where nothing can happen before that
+                    covered=state.durable,  # by the end's, where the call is not to change anything before that
                 )
         except _AlreadyUsed:
             state.approval = None
@@ -406,6 +453,7 @@ class Pipeline:
             approval_id=state.approval.id if state.approval is not None else None,
             expires_at=time.monotonic() + _GRANT_SECONDS,
             after_step=state.session_state[0] if state.session_state is not None else None,
+            snapshot=state.snapshot,
         )
 
     @staticmethod
@@ -421,6 +469,7 @@ class Pipeline:
         contract = state.contract
         assert contract is not None
         state.session_state = await self._dispatcher.state(state.call, contract)
+        state.snapshot = await self._dispatcher.snapshot(state.call, contract)
         while True:
             digest = approval_binding.binding(rules, state, contract, requirement)
             shown = lambda: approval_binding.summary(self._guard, state)  # noqa: E731
@@ -431,7 +480,8 @@ class Pipeline:
                 text = "The rules were changed while this call waited for a person; make it again to have them asked."
                 raise Refused(Status.DENIED, "rules_changed", text)
             seen, state.session_state = state.session_state, await self._dispatcher.state(state.call, contract)
-            if state.session_state == seen:
+            shot, state.snapshot = state.snapshot, await self._dispatcher.snapshot(state.call, contract)
+            if (state.session_state, state.snapshot) == (seen, shot):
                 return digest
 
     def _in_force(self, rules: Rulebook, state: CallState) -> Rulebook:
@@ -458,6 +508,10 @@ class Pipeline:
                     for tool in {p.tool for p in state.programs}
                     for each in now.catalog.serving(tool, now.environment)
                 )
+                if state.opening is not None:
+                    fresh.opening = now.catalog.named(state.opening.name, now.environment)
+                    if fresh.opening is None:
+                        return None
             else:
                 fresh.contract = self._listed(now, fresh)
         except Refused:
@@ -487,8 +541,9 @@ class Pipeline:
                 AnswerChannel(clean, channel, lambda: self._in_force(rules, state), state, self._guard, self._store),
             )
         except (Unavailable, Refused) as exc:
-            if isinstance(exc, Unavailable) or exc.status is Status.VALIDATION_FAILURE:
-                state.dispatched = False  # provably never started
+            refused = isinstance(exc, Unavailable) or exc.status is Status.VALIDATION_FAILURE
+            # What can change nothing outside has begun nothing there, whatever stopped it.
+            state.dispatched = not (exc.nothing_begun or (refused and not state.effect_possible))
             raise
         state.attempts = answer.attempts
         state.isolation = answer.isolation
@@ -524,7 +579,9 @@ class Pipeline:
                 with contextlib.suppress(Refused):  # then it goes without
                     error["data"] = self._guard.error_data(state.contract, exc.data)
         trust = _trust(state, exc.reason_code)
-        return Outcome(exc.status, exc.reason_code, message, trust=trust, approval_id=exc.approval_id, error=error)
+        # What was refused when it may have begun already has failed.
+        status = Status.FAILED if state.dispatched and exc.status in _NEVER_RAN else exc.status
+        return Outcome(status, exc.reason_code, message, trust=trust, approval_id=exc.approval_id, error=error)
 
     def _problem(self, state: CallState, status: Status, code: str, text: str) -> Outcome:
         return Outcome(status, code, self._said(state, text), trust=_trust(state, code))
@@ -562,12 +619,13 @@ class Pipeline:
                     tx.put_payload(state.call.id, "result", state.salt, kept)
             if key is not None:
                 size = len(state.encoded_result or b"")
-                worth_keeping = state.dispatched and (state.effect_possible or size <= idempotency.MOST_KEPT)
+                ran = state.dispatched and outcome.status is not Status.UNAVAILABLE
+                worth_keeping = ran and (state.durable or size <= idempotency.MOST_KEPT)
                 idempotency.settle(tx, key, state.call.id, outcome if worth_keeping else None)
             return tx.append("finished", state.call.id, journal.finished(state, outcome, call_facts))
 
         try:
-            durable = state.effect_possible and state.started is not None
+            durable = state.durable and state.started is not None
             receipt = await self._store.write(work, durable=durable, alone=self._under_way == 1)
         except StoreError as exc:
             log.error("call %s could not be closed on record: %s", state.call.id, exc)

@@ -116,7 +116,7 @@ class Store:
     # ── Writing ──
 
     async def begin(self, call_id: str, body: Json, salt: bytes, *, alone: bool) -> Receipt:
-        """Record that a call has begun which can have no effect that outlives us.
+        """Record that a call has begun which is to have no effect that outlives us.
 
         Where its caller is `alone`, that is written ahead of the database, which has it with the call's end, or after
         a moment. Raises StoreError.

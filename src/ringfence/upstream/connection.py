@@ -89,6 +89,12 @@ class Connection:
         """Of the client that this connection is for."""
         self.aside: Events = _nowhere
         """Gets what the server says in the course of a call that is no part of it."""
+        self.unasked: Callable[[Json], Awaitable[None]] = _unnoticed
+        """Gets what the server's box asked of the network while no call was under way that could tell of it."""
+        self._untold: Callable[[], Json | None] | None = None
+        """The meter of that, from the end of the last call; None until the first begins: then since the start."""
+        self._calls = 0
+        """How many are under way."""
         self._consent = consent
         self._client_capabilities: Json = {}
         self._header_maps: dict[str, dict[tuple[str, ...], str]] = {}
@@ -222,12 +228,31 @@ class Connection:
 
     async def request(self, request: UpstreamRequest) -> Json:
         """One governed request; raises what `ports.Upstreams.request` says."""
+        before = self._between_calls()
         asked = self.link.network_meter()
+        self._calls += 1
         try:
+            if before is not None:
+                await self.unasked(before)
             return await self._requested(request)
         finally:
+            self._calls -= 1
             if request.asked is not None:
                 request.asked(asked())
+            if not self._calls:
+                self._untold = self.link.network_meter()
+
+    async def ended(self) -> None:
+        """Its server is gone: tell what its box asked of the network since the last call."""
+        if (found := self._between_calls()) is not None:
+            await self.unasked(found)
+
+    def _between_calls(self) -> Json | None:
+        """What its box asked of the network while no call was under way; None where it asked for nothing."""
+        if self._calls:
+            return None
+        found = self.link.network_since_start() if self._untold is None else self._untold()
+        return found if found is not None and any(found.values()) else None
 
     async def _unowned(self, method: str, params: Json) -> Json:
         """The server asks in no call's course."""
@@ -466,6 +491,10 @@ def _mapping(value: Any) -> Json:
 
 
 async def _nowhere(method: str, params: Json) -> None:
+    return None
+
+
+async def _unnoticed(network: Json) -> None:
     return None
 
 

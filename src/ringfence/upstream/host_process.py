@@ -73,6 +73,9 @@ class HostProcess:
         """What it does on the network is not seen."""
         return lambda: None
 
+    def network_since_start(self) -> Json | None:
+        return None
+
     async def send(self, data: bytes) -> None:
         assert self._process.stdin is not None
         try:

@@ -103,6 +103,9 @@ class HttpLink:
     def network_meter(self) -> Callable[[], Json | None]:
         return lambda: None
 
+    def network_since_start(self) -> Json | None:
+        return None
+
     async def run(self, ready: Callable[[], object], tell: Tell) -> None:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS)
         # Cookies are state that a principal did not ask for; nothing of ours is read from the environment.

@@ -108,6 +108,10 @@ class ServerLink(Protocol):
         """From now on: what the server asks of the network; None where that is not known."""
         ...
 
+    def network_since_start(self) -> Json | None:
+        """The same for all of its time, from before its program began."""
+        ...
+
     @property
     def ending(self) -> str:
         """Why it is over, and what the server seems to have lacked, where that is known."""

@@ -48,6 +48,8 @@ _OF_THE_SESSION = frozenset(
 Key = tuple[str, str, str]
 """Server, principal, and the client where it can be asked something."""
 Starting = Callable[[ServerSpec, Principal, Callable[[], Awaitable[None]]], Awaitable[None]]
+Unasked = Callable[[ServerSpec, Principal, Json], Awaitable[None]]
+"""(server, whose instance, `network` fact): what its box asked of the network while it answered no call."""
 Event = Callable[[str, Principal, str, Json], Awaitable[None]]
 """(server, principal, method, params): something a server said outside any call."""
 Changed = Callable[[str, list[Definition]], Awaitable[None]]
@@ -149,6 +151,10 @@ async def unnoticed(server: str, definitions: list[Definition]) -> None:
     """The default: changed lists are not passed on."""
 
 
+async def unseen(spec: ServerSpec, principal: Principal, network: Json) -> None:
+    """The default: what boxes of servers ask of the network between calls is not recorded."""
+
+
 async def unrecorded(spec: ServerSpec, principal: Principal, start: Callable[[], Awaitable[None]]) -> None:
     """The default: starts of servers are not recorded."""
     await start()
@@ -210,6 +216,7 @@ class ConnectionPool:
         *,
         starting: Starting = unrecorded,
         changed: Changed = unnoticed,
+        unasked: Unasked = unseen,
         clean: Callable[[str], str] = _as_it_is,
     ) -> None:
         """`starting` wraps every start of a server, so that it is on record; `clean` removes secrets from what a server
@@ -229,6 +236,7 @@ class ConnectionPool:
         self._floods = Floods()
         self._starting = starting
         self._changed = changed
+        self._unasked = unasked
 
     def use(self, access: ServerAccess) -> None:
         """Start and reach servers this way from now on. Connections that are open stay as they are."""
@@ -512,6 +520,7 @@ class ConnectionPool:
         connection = held.connection
         link = held.connection.link
         connection.aside = partial(self._beside, held)
+        connection.unasked = partial(self._unasked, connection.spec, held.principal)
 
         async def tell(method: str, params: Json) -> None:
             await self._event(held, method, params)
@@ -542,6 +551,9 @@ class ConnectionPool:
                 outcome.extend(e for e in failed.exceptions if isinstance(e, Unavailable | OutcomeUnknown))
             except* Exception:  # the edge: what a server makes us stumble over ends its connection and no other
                 log.exception("the connection to server %s failed inside the gateway", connection.spec.name)
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await connection.ended()
         held.closed = True
         if self._held.get(held.key) is held:
             del self._held[held.key]

@@ -63,6 +63,7 @@ class StdioLink:
         self._intake = Intake(floods)
         self.isolation: Json | None = None
         self.network_meter: Callable[[], Callable[[], Json | None]] = lambda: lambda: None
+        self.network_since_start: Callable[[], Json | None] = lambda: None
         """Of what really runs, once it does."""
         self.ending = ""
         self.last_words: tuple[str, ...] = ()
@@ -168,6 +169,7 @@ class StdioLink:
         server = await self._launch()
         self.isolation = server.isolation
         self.network_meter = server.network_meter
+        self.network_since_start = server.network_since_start
         try:
             await self._serve(server, ready)
         finally:

@@ -6,7 +6,7 @@ import hashlib
 import os
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +15,8 @@ import pytest
 
 from ringfence.core.box import FileFact
 from ringfence.core.errors import Refused
+from ringfence.core.model import Status
+from ringfence.sandbox.files import walk
 from ringfence.sandbox.files import workspace as module
 from ringfence.sandbox.files.workspace import Workspace
 from tests.sandbox.swapping import swapping
@@ -301,3 +303,49 @@ def test_a_file_that_changes_all_the_time_is_read_without_harm(space: Workspace,
     finally:
         done.set()
         changer.join()
+
+
+# ── Whether anything was begun ────────────────────────────────────────────────────────────────────
+
+
+def stated(work: Callable[[], object]) -> tuple[str, bool]:
+    """Why it was refused, and whether that states that nothing was begun."""
+    with pytest.raises(Refused) as refused:
+        work()
+    return reason(refused), refused.value.nothing_begun
+
+
+def test_what_is_refused_before_a_file_was_touched_states_that_nothing_was_begun(space: Workspace, work: Path) -> None:
+    (work / "folder").mkdir()
+    (work / "file").write_text("x")
+    assert stated(lambda: space.remove("missing")) == ("not_found", True)
+    assert stated(lambda: space.remove("/etc/passwd")) == ("outside", True)
+    assert stated(lambda: space.rename("missing", "new")) == ("not_found", True)
+    assert stated(lambda: space.rename("file", "missing/new")) == ("not_found", True)
+    assert stated(lambda: space.write("file/below", b"x")) == ("not_a_folder", True)
+    assert stated(lambda: space.write("folder", b"x")) == ("not_a_file", True), "what was written beside it is gone"
+    assert stated(lambda: space.make_dir("file")) == ("not_a_folder", True)
+    assert sorted(os.listdir(work)) == ["file", "folder"]
+
+
+def test_a_folder_that_is_removed_by_halves_states_nothing(
+    space: Workspace, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stops(descriptor: int) -> None:
+        raise PermissionError(13, "one entry cannot be removed")
+
+    (work / "folder" / "one").mkdir(parents=True)
+    monkeypatch.setattr(walk, "_flatten", stops)
+    assert stated(lambda: space.remove("folder")) == ("no_permission", False)
+    assert not (work / "folder").exists(), "it is no longer there"
+
+
+def test_folders_that_were_made_for_what_failed_are_a_change(space: Workspace, work: Path) -> None:
+    def gone() -> Iterator[bytes]:
+        raise Refused(Status.VALIDATION_FAILURE, "not_found", "the source is gone")
+        yield b""
+
+    (work / "file").write_text("x")
+    assert stated(lambda: space.write("new/folder/name", gone())) == ("not_found", False)
+    assert (work / "new" / "folder").is_dir()
+    assert stated(lambda: space.write("other/" + "x" * 250 + "/" + "y" * 300, b"x"))[1] is not (work / "other").exists()

@@ -235,7 +235,7 @@ class Parrot:
         finally:
             self.done.append("watch is over")
 
-    async def snapshot(self, owner: Owner, id: str, name: str | None = None) -> Snapshot:
+    async def snapshot(self, owner: Owner, id: str, name: str | None = None, for_agents: bool = False) -> Snapshot:
         return Snapshot("snap-0", name, "0" * 64, 1, 1, "now", "/workspace", {}, ("a",))
 
     async def snapshots(self, owner: Owner) -> Sequence[Snapshot]:

@@ -27,6 +27,7 @@ from ringfence.core.sessions import (
     StepReport,
     VolumeMount,
 )
+from ringfence.sandbox.files import workspace
 from ringfence.sandbox.process import interpreter
 from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.process.host.diagnosis import diagnose_refusals
@@ -381,6 +382,36 @@ async def test_tenants_do_not_share_a_zygote(home: Home) -> None:
     other = home.manager.get(STRANGER, theirs).box
     assert isinstance(other, LiveBox)
     assert other._zygote is not home.living(mine)._zygote
+
+
+# ── What an approval of a step is bound to ──
+
+
+@pytest.mark.parametrize("mode", ["ro", "rw"])
+@pytest.mark.parametrize("most", [1 << 30, 0], ids=["contents", "what the kernel notes"])
+async def test_the_state_of_a_session_is_also_that_of_what_is_mounted_outside_of_its_workspace(
+    home: Home, project: Path, mode: Any, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workspace, "_MOST_HASHED", most)
+    script, single = project / "deep" / "deploy.sh", project / "single"
+    script.parent.mkdir()
+    script.write_text("echo one")
+    single.write_text("one")
+    box = await home.create(stay=StaySpec(mounts=(Mount(str(project), "/project", mode),)))
+    alone = await home.create(stay=StaySpec(mounts=(Mount(str(single), "/opt/single", mode),)))
+
+    async def states() -> tuple[str, str]:
+        return (await home.manager.state_of(ME, box))[1], (await home.manager.state_of(ME, alone))[1]
+
+    before = await states()
+    assert await states() == before
+    times = script.stat()
+    script.write_text("echo two")
+    os.utime(script, ns=(times.st_atime_ns, times.st_mtime_ns))
+    changed = await states()
+    assert changed[0] != before[0] and changed[1] == before[1]
+    single.write_text("two")
+    assert (await states())[1] != before[1]
 
 
 # ── What is planted in a mount, whoever does it and whenever ──

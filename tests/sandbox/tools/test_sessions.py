@@ -258,6 +258,23 @@ async def test_snapshots_and_forks_begin_with_the_files(tmp_path: Path) -> None:
         assert (await call.told("list_snapshots", Attached()))["snapshots"] == []
 
 
+async def test_what_a_program_kept_of_its_own_session_is_no_agents_to_open(tmp_path: Path) -> None:
+    async with calling(tmp_path) as call:
+        programs = (await call.told("open_session", Attached()))["session"]
+        theirs = await call.told("snapshot_session", Attached(), session=programs, name="theirs")
+        for reference in ("theirs", theirs["snapshot"]):
+            with pytest.raises(Refused) as refused:
+                await call("open_session", snapshot=reference)
+            assert refused.value.reason_code == "not_found"
+            assert (await call.told("open_session", Attached(), snapshot=reference))["state"] == "running"
+        own = await call.opened()
+        await call("snapshot_session", Attached(), session=own, name="by-a-program")
+        assert await call.opened(snapshot="by-a-program"), "of a session that an agent has anyway"
+        call.executor.handed_over |= {programs}
+        await call("snapshot_session", session=programs, name="handed-over")
+        assert await call.opened(snapshot="handed-over"), "an agent took it"
+
+
 async def test_forks_are_told_one_by_one_and_none_at_all_is_a_failure(tmp_path: Path) -> None:
     async with calling(tmp_path, max_sessions=2, queue_seconds=0.05) as call:
         session = await call.opened()

@@ -23,7 +23,7 @@ from functools import cache
 
 from ringfence.core import invisible
 from ringfence.core.box import MIB
-from ringfence.core.errors import Refused
+from ringfence.core.errors import Progress, Refused
 from ringfence.core.model import Status
 from ringfence.core.quoting import quoted
 
@@ -307,9 +307,10 @@ def _only_regular(descriptor: int, parts: tuple[str, ...]) -> int:
 
 @contextmanager
 def made_folder(
-    root: int, parts: tuple[str, ...], owner: int | None, *, as_root: bool = False
+    root: int, parts: tuple[str, ...], owner: int | None, *, as_root: bool = False, progress: Progress | None = None
 ) -> Iterator[tuple[int, bool]]:
-    """The folder of this path, made with its parents where it is missing; and whether it was made just now."""
+    """The folder of this path, made with its parents where it is missing; and whether it was made just now. `progress`
+    begins with the first that is made."""
     there = len(parts)
     while True:
         try:
@@ -327,6 +328,8 @@ def made_folder(
             with suppress(FileExistsError), acting_as(owner):
                 os.mkdir(part, 0o755, dir_fd=folder)
                 made = True
+                if progress is not None:
+                    progress.begin()
             below = os.open(part, FOLDER, dir_fd=folder)
             os.close(folder)
             folder = below

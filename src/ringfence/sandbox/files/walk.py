@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import field
 
+from ringfence.core.errors import Progress
 from ringfence.core.record import dataclass
 from ringfence.sandbox.files.paths import (
     DEEPEST,
@@ -160,10 +161,11 @@ class ReadBudget:
 # ── Removing ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def remove_entry(folder: int, name: str, owner: int | None) -> None:
+def remove_entry(folder: int, name: str, owner: int | None, progress: Progress | None = None) -> None:
     """Remove a file, a link, or a folder with its contents. Raises OSError and Refused.
 
-    A folder disappears from its place at once; removing its contents takes its time. Needs no space on the disk.
+    A folder disappears from its place at once, with which `progress` begins; removing its contents takes its time.
+    Needs no space on the disk.
     """
     os.stat(name, dir_fd=folder, follow_symlinks=False)
     check_no_mount(folder, name)
@@ -172,6 +174,8 @@ def remove_entry(folder: int, name: str, owner: int | None) -> None:
             return
         gone = f"{PART}{secrets.token_hex(8)}.gone"
         os.rename(name, gone, src_dir_fd=folder, dst_dir_fd=folder)
+        if progress is not None:
+            progress.begin()
         if _drop(folder, gone):  # something else had taken its place
             return
         below = _open_by_force(folder, gone)

@@ -17,12 +17,12 @@ import hashlib
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime
 
 from ringfence.core.box import MIB, FileFact, within
-from ringfence.core.errors import Refused
+from ringfence.core.errors import Progress, Refused
 from ringfence.core.record import dataclass
 from ringfence.core.system import write_all
 from ringfence.sandbox.files.acted_upon import WHY, acts
@@ -47,13 +47,17 @@ from ringfence.sandbox.files.paths import (
     refusal,
     shown,
 )
-from ringfence.sandbox.files.tree import Kind, kind_of, read_tree, tree_digest
-from ringfence.sandbox.files.walk import Walk, WalkEntry, check_no_mount, remove_entry
+from ringfence.sandbox.files.tree import Kind, digest, kind_of, read_tree, tree_digest
+from ringfence.sandbox.files.walk import ReadBudget, Walk, WalkEntry, check_no_mount, remove_entry
 from ringfence.sandbox.files.watch import Watcher
 
 MOST_READ = 64 * MIB
 """For one `read`; longer files are streamed, or read in parts."""
 MOST_LISTED = 100_000
+_MOST_HASHED = 1024 * MIB
+"""Of a mount, whenever a person is asked about a step."""
+_MOST_NOTED = 2_000_000
+_LOOK = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _TEMPORARY = (("tmp",), ("var", "tmp"), ("dev", "shm"))
 """What leads to a box's folder for temporary files, where that is another one."""
 
@@ -170,7 +174,7 @@ class Workspace:
                 raise refusal("too_large", text)
             return b"".join(_pieces(descriptor, offset, min(wanted, MOST_READ), MIB))
 
-    def stream(self, path: str, chunk: int = MIB) -> Iterator[bytes]:
+    def stream(self, path: str, chunk: int = MIB) -> Generator[bytes, None, None]:
         """A file of any size, up to the size it had when it was opened, which is when the first bytes are asked for."""
         with self._reading(path) as (descriptor, size):
             yield from _pieces(descriptor, 0, size, chunk)
@@ -207,13 +211,36 @@ class Workspace:
             raise
         return True
 
-    def tree_hash(self) -> str:
-        """The digest of everything that the box can change, its input and volumes included.
+    def tree_hash(self, mounted: Iterable[str] = ()) -> str:
+        """The digest of everything on the box's disk, its input and volumes included, and of what it sees `mounted`
+        elsewhere.
 
         All contents are read each time: a box can change a file that it has mapped without a trace in its times.
         """
         with explaining(self.descriptor, WORKSPACE), beneath(self.descriptor, ()) as root:
-            return tree_digest(read_tree(root))
+            own = tree_digest(read_tree(root))
+        others = {at: self._mount_hash(at) for at in mounted if not self._on_disk(at)}
+        return own if not others else digest("\0".join((own, *map(str, sorted(others.items())))).encode())
+
+    def _on_disk(self, path: str) -> bool:
+        return any(within(path, place) for place in (WORKSPACE, *(self.places or ())))
+
+    def _mount_hash(self, path: str) -> str:
+        """The digest of a folder or file of the host: of its contents, or, where those are too many to be read while a
+        person waits or cannot be read, of what the kernel notes when they change."""
+        try:
+            descriptor = self._opened(path, lambda place: place.open(place.parts, _LOOK))
+        except (OSError, Refused) as problem:
+            return f"not seen: {problem}"
+        try:
+            if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                return _noted((), os.fstat(descriptor)) + _whole_digest(descriptor)
+            with suppress(Refused):
+                return tree_digest(read_tree(descriptor, budget=ReadBudget(_MOST_HASHED)))
+            found = Walk(most=_MOST_NOTED, lenient=True).through(descriptor)
+            return digest("\0".join(_noted(each.parts, each.info) for each in found).encode("utf-8", "surrogateescape"))
+        finally:
+            os.close(descriptor)
 
     # ── Writing ──
 
@@ -225,15 +252,16 @@ class Workspace:
         The file is replaced atomically, and keeps its permissions. A link is replaced, never written through. `append`
         adds to the existing file, bytes as they come.
         """
-        place = self._entry_to_change(path)
-        parts = parts_of(path)
         pieces = (data,) if isinstance(data, bytes) else from_source(data)
-        self._check_path(parts)
-        with explaining(self.descriptor, path), self._made(place, place.parts[:-1]) as (folder, _):
-            self._check_entry(place, folder, parts[-1])
-            if append:
-                return self._append(folder, parts, pieces, mode)
-            return self._replace(folder, parts, pieces, mode)
+        with Progress() as progress, explaining(self.descriptor, path):
+            place = self._entry_to_change(path)
+            parts = parts_of(path)
+            self._check_path(parts)
+            with self._made(place, place.parts[:-1], progress) as (folder, _):
+                self._check_entry(place, folder, parts[-1])
+                if append:
+                    return self._append(folder, parts, pieces, mode, progress)
+                return self._replace(folder, parts, pieces, mode, progress)
 
     def new_file(self, folder: str, name: str) -> int:
         """A new file for writing, which the caller closes. Raises OSError too."""
@@ -241,7 +269,9 @@ class Workspace:
         with self._made(place, place.parts) as (made, _), acting_as(self.owner):
             return os.open(name, CREATE, 0o644, dir_fd=made)
 
-    def _replace(self, folder: int, parts: tuple[str, ...], pieces: Iterable[bytes], mode: int | None) -> FileFact:
+    def _replace(
+        self, folder: int, parts: tuple[str, ...], pieces: Iterable[bytes], mode: int | None, progress: Progress
+    ) -> FileFact:
         name = parts[-1]
         part = f"{PART}{secrets.token_hex(8)}.part"
         if mode is None:
@@ -249,6 +279,8 @@ class Workspace:
         with acting_as(self.owner):
             _check_writable(folder, name)
             written = os.open(part, CREATE, 0o600, dir_fd=folder)
+        before = progress.begun
+        progress.begin()
         try:
             fact = _write(written, parts, pieces)
             os.fchmod(written, mode & 0o777)
@@ -257,15 +289,19 @@ class Workspace:
         except BaseException:
             with suppress(OSError):  # it is gone, or no longer ours
                 os.unlink(part, dir_fd=folder)
+                progress.begun = before
             raise
         finally:
             os.close(written)
         return fact
 
-    def _append(self, folder: int, parts: tuple[str, ...], pieces: Iterable[bytes], mode: int | None) -> FileFact:
+    def _append(
+        self, folder: int, parts: tuple[str, ...], pieces: Iterable[bytes], mode: int | None, progress: Progress
+    ) -> FileFact:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
         with acting_as(self.owner):
             written = open_beneath(folder, parts[-1:], flags, 0o644)
+        progress.begin()
         try:
             if not stat.S_ISREG(os.fstat(written).st_mode):
                 raise OSError(errno.ENXIO, "not a regular file")
@@ -277,23 +313,30 @@ class Workspace:
 
     def make_dir(self, path: str) -> bool:
         """Make a folder, with those above it. False where it is there already."""
-        self._check_path(parts_of(path))
-        place = self._to_change(path)
-        with explaining(self.descriptor, path), self._made(place, place.parts) as (_, made):
-            return made
+        with Progress() as progress, explaining(self.descriptor, path):
+            self._check_path(parts_of(path))
+            place = self._to_change(path)
+            with self._made(place, place.parts, progress) as (_, made):
+                return made
 
     def remove(self, path: str) -> None:
         """Remove a file, a link, or a folder with everything in it. No link is followed."""
-        place = self._entry_to_change(path)
-        with explaining(self.descriptor, path), self._around(place) as folder:
-            self._check_entry(place, folder, place.parts[-1])
-            remove_entry(folder, place.parts[-1], self.owner)
+        with Progress() as progress, explaining(self.descriptor, path):
+            place = self._entry_to_change(path)
+            with self._around(place) as folder:
+                self._check_entry(place, folder, place.parts[-1])
+                remove_entry(folder, place.parts[-1], self.owner, progress)
 
     def rename(self, old: str, new: str) -> None:
         """Move a file, link or folder to a path whose folder exists; a file or link there is replaced."""
-        source = self._entry_to_change(old)
-        target = self._entry_to_change(new)
-        with explaining(self.descriptor, old), self._around(source) as here:
+        # It is one call of the kernel, and what fails has changed nothing.
+        with Progress(), explaining(self.descriptor, old):
+            source = self._entry_to_change(old)
+            target = self._entry_to_change(new)
+            self._rename(source, target, old, new)
+
+    def _rename(self, source: _Place, target: _Place, old: str, new: str) -> None:
+        with self._around(source) as here:
             self._check_entry(source, here, source.parts[-1])
             os.stat(source.parts[-1], dir_fd=here, follow_symlinks=False)
             with explaining(self.descriptor, new), self._around(target) as there:
@@ -319,15 +362,17 @@ class Workspace:
 
         Nothing of it is visible in its place before all of it was read and checked. Existing files are replaced.
         """
-        parts = parts_of(path)
-        self._check_path(parts)
-        place = self._to_change(path)
-        with explaining(self.descriptor, path), self._made(place, place.parts) as (folder, _):
-            seen_at = self._seen_at(place, folder)
-            self._refuse_what_acts(seen_at)
-            whole = from_source(stream)
-            inside = any(within(seen_at, at) for at in self.on_host)
-            facts = unpack_into(folder, self.owner, whole, max_bytes=max_bytes, max_files=max_files, on_host=inside)
+        with Progress() as progress, explaining(self.descriptor, path):
+            parts = parts_of(path)
+            self._check_path(parts)
+            place = self._to_change(path)
+            with self._made(place, place.parts, progress) as (folder, _):
+                seen_at = self._seen_at(place, folder)
+                self._refuse_what_acts(seen_at)
+                whole = from_source(stream)
+                inside = any(within(seen_at, at) for at in self.on_host)
+                progress.begin()
+                facts = unpack_into(folder, self.owner, whole, max_bytes=max_bytes, max_files=max_files, on_host=inside)
         return tuple(FileFact(full_path((*parts, fact.path)), fact.bytes, fact.sha256) for fact in facts)
 
     def watch(self, path: str = WORKSPACE, *, recursive: bool = False) -> Watcher:
@@ -432,8 +477,10 @@ class Workspace:
         finally:
             os.close(descriptor)
 
-    def _made(self, place: _Place, parts: tuple[str, ...]) -> AbstractContextManager[tuple[int, bool]]:
-        return made_folder(place.root, parts, self.owner, as_root=place.as_root)
+    def _made(
+        self, place: _Place, parts: tuple[str, ...], progress: Progress | None = None
+    ) -> AbstractContextManager[tuple[int, bool]]:
+        return made_folder(place.root, parts, self.owner, as_root=place.as_root, progress=progress)
 
     # ── Helpers ──
 
@@ -467,6 +514,21 @@ class Workspace:
             yield descriptor, os.fstat(descriptor).st_size
         finally:
             os.close(descriptor)
+
+
+def _noted(parts: tuple[str, ...], info: os.stat_result) -> str:
+    """What changes with a file: no program can set the last of these times."""
+    return f"{'/'.join(parts)} {info.st_mode} {info.st_ino} {info.st_size} {info.st_mtime_ns} {info.st_ctime_ns}"
+
+
+def _whole_digest(descriptor: int) -> str:
+    info = os.fstat(descriptor)
+    if not stat.S_ISREG(info.st_mode) or info.st_size > _MOST_HASHED:
+        return ""
+    whole = hashlib.sha256()
+    for piece in _pieces(descriptor, 0, info.st_size, MIB):
+        whole.update(piece)
+    return whole.hexdigest()
 
 
 def _check_writable(folder: int, name: str) -> None:

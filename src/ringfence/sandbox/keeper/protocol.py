@@ -143,18 +143,26 @@ PROTOCOL = _protocol()
 
 
 def error_to_json(problem: Exception) -> Json:
+    stated = {"nothing_begun": True} if isinstance(problem, RingfenceError) and problem.nothing_begun else {}
     if isinstance(problem, Refused):
         about = {"status": problem.status.value, "reason_code": problem.reason_code}
-        return {"kind": "refused", **about, "message": problem.message}
+        return {"kind": "refused", **about, "message": problem.message, **stated}
     if isinstance(problem, Unavailable | OutcomeUnknown):
         kind = "unavailable" if isinstance(problem, Unavailable) else "unknown"
-        return {"kind": kind, "reason_code": problem.reason_code, "message": problem.message}
+        return {"kind": kind, "reason_code": problem.reason_code, "message": problem.message, **stated}
     kind = "store" if isinstance(problem, StoreError) else "value"
     return {"kind": kind, "message": str(problem)}
 
 
 def error_from_json(encoded: Any) -> RingfenceError | ValueError:
     """The inverse of `error_to_json`. Raises CodecError."""
+    found = _error(encoded)
+    if isinstance(found, RingfenceError):
+        found.nothing_begun = encoded.get("nothing_begun") is True
+    return found
+
+
+def _error(encoded: Any) -> RingfenceError | ValueError:
     try:
         kind = encoded["kind"]
         message = str(encoded["message"])

@@ -245,7 +245,9 @@ class ConnectedClient:
             raise WireError("a number that is in use")
         if len(self.tasks) >= MOST_REQUESTS:
             text = f"this client has {MOST_REQUESTS} requests under way; wait for one of them"
-            self.wire.send({"id": request, "error": error_to_json(Unavailable("busy", text))})
+            busy = Unavailable("busy", text)
+            busy.nothing_begun = True
+            self._fail(request, busy)
             return
         verb = VERBS.get(str(message["do"]))
         if verb is None:
@@ -271,7 +273,9 @@ class ConnectedClient:
         try:
             arguments = verb.unpack_arguments(sent, attachments)
         except CodecError as exc:
-            self._fail(request, Refused(Status.VALIDATION_FAILURE, "bad_request", f"{verb.name}: {exc}"))
+            unreadable = Refused(Status.VALIDATION_FAILURE, "bad_request", f"{verb.name}: {exc}")
+            unreadable.nothing_begun = True
+            self._fail(request, unreadable)
             return
         try:
             if verb.returns is bytes:

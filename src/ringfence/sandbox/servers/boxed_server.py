@@ -86,6 +86,7 @@ class BoxedServer:
         self._name = name
         self._box = box
         self._leave = leave
+        self.network_since_start = box.network_meter()
         self._running: StartedCommand | None = None
         self._stdin = -1
         self._streams: dict[Stream, StreamBuffer] = {"stdout": StreamBuffer(), "stderr": StreamBuffer()}
@@ -225,6 +226,9 @@ class SessionServer:
     def network_meter(self) -> Callable[[], Json | None]:
         """The keeper knows what the session's box asks for, and the facts of the session's steps report it."""
         return lambda: None
+
+    def network_since_start(self) -> Json | None:
+        return None
 
     async def start(self, request: CommandRequest) -> None:
         """Raises Unavailable."""

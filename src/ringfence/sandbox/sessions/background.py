@@ -100,7 +100,9 @@ class Process:
         if taken:
             text = f"process {self.number} ended after it had taken {taken} bytes, and may have acted upon them"
             return OutcomeUnknown("no_input", text)
-        return Unavailable("no_input", f"process {self.number} is over, and takes no input")
+        nothing = Unavailable("no_input", f"process {self.number} is over, and takes no input")
+        nothing.nothing_begun = True
+        return nothing
 
 
 class Processes:

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import itertools
 import logging
 import os
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import aclosing, nullcontext
+from contextlib import aclosing, closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ from ringfence.core import canonical
 from ringfence.core.aio import in_thread, pieces_of, shielded
 from ringfence.core.box import FileFact, Input, NetworkRule, Serve
 from ringfence.core.brokering import SubstitutionDenial, SubstitutionReply, SubstitutionRequest
-from ringfence.core.errors import Refused, RingfenceError, SetUpFailed, Unavailable, unknown_session
+from ringfence.core.errors import Progress, Refused, RingfenceError, SetUpFailed, Unavailable, unknown_session
 from ringfence.core.sessions import ForkProblem, Owner, SessionBackend, SessionInfo, SessionSpec
 from ringfence.sandbox.files.inputs import put_inputs
 from ringfence.sandbox.files.paths import parts_of, refusal
@@ -68,7 +69,9 @@ class _OfSession(Generic[P, T]):
 
     def __get__(self, manager: SessionManager, of: type[SessionManager]) -> _Verb[P, Coroutine[Any, Any, T]]:
         async def verb(owner: Owner, id: str, *args: P.args, **kwargs: P.kwargs) -> T:
-            return await self._method(manager.get(owner, id), *args, **kwargs)
+            with Progress():
+                session = manager.get(owner, id)
+            return await self._method(session, *args, **kwargs)
 
         return verb
 
@@ -198,9 +201,10 @@ class SessionManager:
     # ── Creation and end ──
 
     async def create(self, owner: Owner, spec: SessionSpec) -> SessionInfo:
-        if self._closing:
-            raise Unavailable("closing", "the keeper of sessions is being stopped; try again in a moment")
-        _check(spec)
+        with Progress():
+            if self._closing:
+                raise Unavailable("closing", "the keeper of sessions is being stopped; try again in a moment")
+            _check(spec)
         creating = self._tasks.start(self._create(owner, spec))
         try:
             session = await shielded(creating)
@@ -216,12 +220,13 @@ class SessionManager:
 
     async def _create(self, owner: Owner, spec: SessionSpec) -> Session:
         snapshot = None
-        if spec.snapshot is not None:
-            reference = spec.snapshot
-            snapshot = await in_thread(lambda: self._snapshots.get(reference, owner=owner))
-            spec = replace(spec, snapshot=snapshot.id)
         id_ = canonical.new_id("box")
-        await self._capacity.enter(id_, spec.stay.limits)
+        with Progress():
+            if spec.snapshot is not None:
+                reference = spec.snapshot
+                snapshot = await in_thread(lambda: self._snapshots.get(reference, owner=owner))
+                spec = replace(spec, snapshot=snapshot.id)
+            await self._capacity.enter(id_, spec.stay.limits)
         session = Session(id_, owner, spec, self._shared, lambda: self._remove(id_))
         self._sessions[id_] = session
         try:
@@ -229,7 +234,8 @@ class SessionManager:
             self._journal.write("created", info if spec.retain != "none" else replace(info, metadata={}))
             # The disk and the box are waited for at the same time.
             written = self._tasks.start(self._journal.synced())
-            await self._start_session(session, snapshot)
+            with Progress() as progress:
+                await self._start_session(session, snapshot, progress)
             await written
         except BaseException as problem:
             # The output of code in a box is for the caller who ran it, and is not recorded.
@@ -242,7 +248,7 @@ class SessionManager:
         self._sessions.pop(id_, None)
         self._capacity.leave(id_)
 
-    async def _start_session(self, session: Session, snapshot: Snapshot | None) -> None:
+    async def _start_session(self, session: Session, snapshot: Snapshot | None, progress: Progress) -> None:
         """Make its box, fill it, and mark it as running."""
         owner = session.owner
         stay = replace(session.spec.stay, tenant=owner.tenant)
@@ -274,6 +280,7 @@ class SessionManager:
             raise refusal("bad_spec", f"no session can be made like this: {problem}") from problem
         session.contexts.folder = snapshot.cwd if snapshot is not None else session.contexts.folder
         if stay.setup is not None:
+            progress.begin()  # it may do anything
             await session.contexts.start(session.contexts.get(DEFAULT), box)
         session.mark_running()
 
@@ -340,7 +347,8 @@ class SessionManager:
         it has changed."""
         session = self.get(owner, id)
         step = session.step
-        return step, await self._look(owner, id, ".", lambda workspace: workspace.tree_hash()), session.runs_on
+        mounted = [mount.at for mount in session.spec.stay.mounts]
+        return step, await self._look(owner, id, ".", lambda workspace: workspace.tree_hash(mounted)), session.runs_on
 
     async def read(self, owner: Owner, id: str, path: str, offset: int, length: int | None) -> bytes:
         return await self._look(owner, id, path, lambda workspace: workspace.read(path, offset, length))
@@ -362,12 +370,21 @@ class SessionManager:
 
     async def copy(self, owner: Owner, id: str, path: str, to_id: str, to_path: str) -> FileFact:
         """Between sessions of one owner; no caller gets the bytes."""
-        target = self.get(owner, to_id)
-        return await self._tasks.run(self._copy(self._readable(owner, id, path), path, target, to_path))
+        with Progress():
+            target = self.get(owner, to_id)
+            source = self._readable(owner, id, path)
+        return await self._tasks.run(self._copy(source, path, target, to_path))
 
     async def _copy(self, source: Workspace, path: str, target: Session, to_path: str) -> FileFact:
+        def copy(workspace: Workspace) -> FileFact:
+            # Opened before anything is made for it: what is not there leaves no folders behind.
+            with closing(source.stream(path)) as pieces:
+                with Progress():
+                    first = next(pieces, b"")
+                return workspace.write(to_path, itertools.chain((first,), pieces))
+
         try:
-            return await target.change(lambda workspace: workspace.write(to_path, source.stream(path)))
+            return await target.change(copy)
         finally:
             source.close()
 
@@ -413,7 +430,8 @@ class SessionManager:
         """Open so many sessions that start as this one is now. Volumes that it writes to are read-only in them."""
         if not 0 < count <= MOST_FORKS:
             raise refusal("bad_count", f"a session can be forked into 1 to {MOST_FORKS} at a time, not {count}")
-        session = self.get(owner, id)
+        with Progress():
+            session = self.get(owner, id)
         snapshot = await session.take_snapshot(f"{FORK_PREFIX}{token_hex(8)}")
         volumes = tuple(replace(mount, mode="ro") for mount in session.spec.volumes)
         spec = replace(session.spec, snapshot=snapshot.id, volumes=volumes)

@@ -23,7 +23,7 @@ from typing import TypeVar, Unpack
 
 from ringfence.core.aio import fed, in_thread, shielded
 from ringfence.core.box import BoxReport, FileFact, Limits, Stream
-from ringfence.core.errors import Refused, RingfenceError, Unavailable
+from ringfence.core.errors import Progress, Refused, RingfenceError, Unavailable
 from ringfence.core.record import dataclass
 from ringfence.core.sessions import (
     BoxInterpreter,
@@ -470,12 +470,13 @@ class Session:
     async def run(self, request: CellRequest, tell: Tell, shown: OnShown) -> StepReport:
         """Run a cell when its turn has come. Cancelling interrupts it."""
         cell = cell_of(request, self.spec.stay.limits)
-        self.check_live()
-        with self.in_use:
+        with Progress() as progress, self.in_use:
+            self.check_live()
             await self._ensure_running()
             async with self.contexts.turn(request.context) as context:
-                interpreter, fresh = await self._interpreter(context)
+                interpreter, fresh = await self._interpreter(context, progress)
                 number = self._begin_step(request.after_step)
+                progress.begin()
                 before = self._mounts_seen
                 whole = Spool(self.workspace, cell.limits.capture_bytes, tell, wanted=request.keep_whole)
                 try:
@@ -486,7 +487,7 @@ class Session:
             self.id, number, self._with_session_facts(report, before), context.name, fresh, self.state, kept
         )
 
-    async def _interpreter(self, context: Context) -> tuple[BoxInterpreter, bool]:
+    async def _interpreter(self, context: Context, progress: Progress) -> tuple[BoxInterpreter, bool]:
         """The interpreter of a context, and whether it was started just now. The caller has the context's turn."""
         while True:
             await self._ensure_running()
@@ -494,6 +495,8 @@ class Session:
                 return context.interpreter, False
             async with self._lock.shared():
                 if self.state == "running":
+                    if self.spec.stay.setup is not None:
+                        progress.begin()  # its set-up code may do anything
                     return await self.contexts.start(context, self.box), True
 
     async def interrupt(self, context: str = "default") -> bool:
@@ -510,7 +513,8 @@ class Session:
         limits = request.limits or self.spec.stay.limits
         whole = Spool(self.workspace, limits.capture_bytes, tell, wanted=request.keep_whole)
         with self.in_use:
-            await self._ensure_running()
+            with Progress():
+                await self._ensure_running()
             before = self._mounts_seen
             running, number = await self._start_command(request, limits, whole.tell, reported=True)
             try:
@@ -528,15 +532,18 @@ class Session:
     async def _start_command(
         self, request: CommandRequest, limits: Limits, tell: Tell, *, reported: bool
     ) -> tuple[StartedCommand, int]:
-        if not request.argv:
-            raise refusal("bad_command", "the command has no words; give at least the name of a program")
+        with Progress():
+            if not request.argv:
+                raise refusal("bad_command", "the command has no words; give at least the name of a program")
         command = Command(request.argv, request.limits or limits, request.env, request.cwd, request.stdin, request.pty)
         command = replace(command, reported=reported)
         while True:
-            await self._ensure_running()
+            with Progress():
+                await self._ensure_running()
             async with self._lock.shared():
                 if self.state == "running":
-                    number = self._begin_step(request.after_step)
+                    with Progress():
+                        number = self._begin_step(request.after_step)
                     return await self.box.command(command, tell), number
 
     def _begin_step(self, after: int | None) -> int:
@@ -601,7 +608,8 @@ class Session:
                 listener(stream, data)
 
         with self.in_use:
-            self._background.check_room()
+            with Progress():
+                self._background.check_room()
             before = self._mounts_seen
             running, _ = await self._start_command(request, limits, tell, reported=False)
             over = self._tasks.start(self._background_report(running, before))
@@ -631,16 +639,18 @@ class Session:
         return await found.wait(timeout)
 
     async def signal(self, process: int, number: int) -> None:
-        if not 0 < number <= _LAST_SIGNAL:
-            raise refusal("bad_signal", f"{number} is no signal; 15 asks it to end, 9 ends it")
-        found = self._background.get(process)
-        await self._ensure_running()
+        with Progress():
+            if not 0 < number <= _LAST_SIGNAL:
+                raise refusal("bad_signal", f"{number} is no signal; 15 asks it to end, 9 ends it")
+            found = self._background.get(process)
+            await self._ensure_running()
         if not found.is_over:
             found.running.signal(number)
 
     async def send(self, process: int, data: bytes, eof: bool = False) -> None:
-        found = self._background.get(process)
-        await self._ensure_running()
+        with Progress():
+            found = self._background.get(process)
+            await self._ensure_running()
         await found.send(data, eof=eof)
 
     async def resize(self, process: int, columns: int, rows: int) -> None:
@@ -671,17 +681,22 @@ class Session:
 
     async def _change(self, work: Callable[[Workspace], T]) -> T:
         with self.in_use:
-            await self._ensure_running()
+            with Progress():
+                await self._ensure_running()
             async with self._lock.shared():
-                return await in_thread(then_close(self.workspace(), work))
+                with Progress():
+                    workspace = self.workspace()
+                return await in_thread(then_close(workspace, work))
 
     async def unpack(self, path: str, stream: AsyncIterator[bytes]) -> list[FileFact]:
         """Cancelling ends it, and leaves nothing half-written."""
         limits = self.spec.stay.limits
         with self.in_use:
-            await self._ensure_running()
+            with Progress():
+                await self._ensure_running()
             async with self._lock.shared():
-                workspace = self.workspace()
+                with Progress():
+                    workspace = self.workspace()
                 try:
                     facts = await fed(
                         stream,
@@ -711,13 +726,14 @@ class Session:
 
     # ── Snapshots ──
 
-    async def snapshot(self, name: str | None = None) -> Snapshot:
+    async def snapshot(self, name: str | None = None, for_agents: bool = False) -> Snapshot:
+        """`for_agents`: an agent takes it, of a session that was handed to it."""
         if name is not None and name.startswith(FORK_PREFIX):
             text = f"{name!r} cannot be the name of a snapshot; do not begin it with {FORK_PREFIX!r}"
             raise refusal("bad_name", text)
-        return await self.take_snapshot(name)
+        return await self.take_snapshot(name, for_agents=for_agents)
 
-    async def take_snapshot(self, name: str | None) -> Snapshot:
+    async def take_snapshot(self, name: str | None, *, for_agents: bool = False) -> Snapshot:
         if self.spec.retain == "none":
             text = f"session {self.id} is to leave nothing on the disk, so it has no snapshots and forks"
             raise refusal("retain_none", f"{text}; create one with retain 'output'")
@@ -732,6 +748,7 @@ class Session:
                 name=name,
                 template=spec.stay.template,
                 packages=spec.packages,
+                for_agents=for_agents or spec.opened_by is not None,
             )
 
         return await self._tasks.run(self._while_frozen(take))

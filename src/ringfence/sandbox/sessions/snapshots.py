@@ -63,6 +63,8 @@ class Snapshot:
     template: str | None = None
     packages: tuple[str, ...] = ()
     """Names of packages that were installed for the box, and are for one that is made from this."""
+    for_agents: bool = False
+    """It was taken of a session that an agent had: what programs keep of their own sessions is for programs alone."""
 
 
 Ids = list[str]
@@ -88,6 +90,7 @@ class Snapshots:
         name: str | None = None,
         template: str | None = None,
         packages: tuple[str, ...] = (),
+        for_agents: bool = False,
     ) -> Snapshot:
         """Store a workspace as it is. What a running program changes meanwhile may be in it or not: pause the box."""
         if name is not None and not _NAME.fullmatch(name):
@@ -116,6 +119,7 @@ class Snapshots:
                     whole=workspace.places is not None,
                     template=template,
                     packages=packages,
+                    for_agents=for_agents,
                 )
                 adding.commit()
             data = json.dumps(asdict(snapshot) | {"owner": owner, "salt": secrets.token_hex(16)}).encode()
@@ -190,11 +194,11 @@ class Snapshots:
     def _find(self, folder: Path, store: TreeStore, reference: str) -> Snapshot:
         if _ID.fullmatch(reference):
             if reference not in self._ids(folder):
-                raise _unknown(reference)
+                raise unknown_snapshot(reference)
             return self._read(folder, store, reference)
         found = next((one for one in self._all(folder, store) if one.name == reference), None)
         if found is None:
-            raise _unknown(reference)
+            raise unknown_snapshot(reference)
         return found
 
     def _all(self, folder: Path, store: TreeStore) -> SnapshotList:
@@ -251,5 +255,6 @@ def _clear(root: int, workspace: Workspace) -> None:
             empty(folder, workspace.owner)
 
 
-def _unknown(reference: str) -> Refused:
+def unknown_snapshot(reference: str) -> Refused:
+    """The answer for a snapshot that does not exist, and for one that the caller has no access to."""
     return refusal("not_found", f"there is no snapshot {quoted(reference)}; list the snapshots to see which there are")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ringfence.core import canonical
 from ringfence.core.box import NO_OUTSIDE, NetworkRule, Outside
 from ringfence.core.brokering import SessionSecrets
-from ringfence.core.errors import Refused, Unavailable, beginning, unknown_session
+from ringfence.core.errors import Progress, Refused, Unavailable, beginning, unknown_session
 from ringfence.core.model import Answer, Call, Contract, Grant, Json, Status
 from ringfence.core.ports import Access, Backend, InstalledPackages, PackageInstaller, Route, Router, SecretBroker
 from ringfence.core.sessions import Owner, SessionInfo
@@ -25,6 +25,7 @@ from ringfence.sandbox.tools.toolkit import KIT, makes_box, needs_session
 
 if TYPE_CHECKING:
     from ringfence.sandbox.sessions.service import SessionService
+    from ringfence.sandbox.sessions.snapshots import Snapshot
     from ringfence.sandbox.tools.definition import Handler, Tool
 
 _LEVELS = ("none", "process", "gvisor", "microvm")
@@ -108,7 +109,9 @@ class Executor:
         screen = self.screens()
         try:
             if needs_session(grant.call, grant.contract):
-                answer = await self._sessions().run(grant, self.isolation(), screen)
+                with Progress():
+                    sessions = self._sessions()
+                answer = await sessions.run(grant, self.isolation(), screen)
             else:
                 answer = await self._run_in_box(grant, screen)
         finally:
@@ -190,6 +193,13 @@ class Executor:
             return None
         return await self._sessions().state_of(call)
 
+    async def snapshot_of(self, call: Call, contract: Contract) -> str | None:
+        """The digest of the snapshot that a call opens a session from. Raises Refused, Unavailable."""
+        if contract.tool != sessions.open_session.name or "snapshot" not in call.arguments:
+            return None
+        found = await self._sessions().snapshot(call)
+        return None if found is None else found.id
+
     async def outside(self, call: Call) -> Outside:
         """What the box of this call's session has. Raises Refused, Unavailable."""
         if self._keeper is None or not named_sessions(call):
@@ -250,6 +260,12 @@ class SessionExecutor:
 
     async def run(self, grant: Grant, isolation: Json, screen: OutputScreen) -> Answer:
         """Carry out a grant, once. Raises Refused, and Unavailable where nothing was done."""
+        with Progress():
+            task, handler = await self._ready(grant, isolation, screen)
+        return await handler(task)
+
+    async def _ready(self, grant: Grant, isolation: Json, screen: OutputScreen) -> tuple[Task, Handler]:
+        """All that comes before the first thing that may change something, and what then carries it out."""
         task = Task(grant, self._keeper, self._provision, isolation, screen, is_handed_over=self._is_handed_over)
         for session in named_sessions(grant.call):
             try:
@@ -259,9 +275,9 @@ class SessionExecutor:
                     raise
                 raise files.unknown_resource(str(task.given["uri"])) from None
         if grant.call.kind == "resource":
-            return await _in_time(task, files.read_resource)
+            return task, _in_time(files.read_resource)
         if grant.call.kind == "listing":
-            return await _in_time(task, files.list_resources)
+            return task, _in_time(files.list_resources)
         tool = KIT[grant.contract.tool]
         if tool is sessions.open_session:
             kept = await self._from_snapshot(task)
@@ -269,7 +285,7 @@ class SessionExecutor:
             task = replace(task, route=await self._route_of(grant), installed=installed, kept=kept, learn=self._learn)
         else:
             await self._check_reach(task, tool)
-        return await (tool.handler(task) if tool.own_clock else _in_time(task, tool.handler))
+        return task, tool.handler if tool.own_clock else _in_time(tool.handler)
 
     async def state_of(self, call: Call) -> tuple[int, str, bool]:
         """The state of the session that a call names, and with it that of the one that it copies to."""
@@ -283,16 +299,26 @@ class SessionExecutor:
             runs_on = runs_on or other[2]
         return step, files, runs_on
 
+    async def snapshot(self, call: Call, agreed: str | None = None) -> Snapshot | None:
+        """The snapshot that a call names, or the one that a person `agreed` to. None: one that only the keeper knows.
+        What a program kept of a session of its own is no agent's. Raises Refused."""
+        reference = agreed or call.arguments["snapshot"]
+        those = await self._keeper.snapshots(owner_of(call.principal))
+        found = next((each for each in those if reference in (each.id, each.name)), None)
+        if call.attached is None and (found is None or not found.for_agents):
+            from ringfence.sandbox.sessions.snapshots import unknown_snapshot  # noqa: PLC0415 - most calls have none
+
+            raise unknown_snapshot(call.arguments["snapshot"])
+        return found
+
     async def _from_snapshot(self, task: Task) -> FromSnapshot:
         """What the snapshot brings along that a session is opened from; an unknown one is refused by the keeper."""
-        reference = task.given.get("snapshot")
-        if reference is None:
+        if task.given.get("snapshot") is None:
             return FromSnapshot()
-        those = await self._keeper.snapshots(task.owner)
-        found = next((each for each in those if reference in (each.id, each.name)), None)
+        found = await self.snapshot(task.call, task.grant.snapshot)
         if found is None:
             return FromSnapshot()
-        return FromSnapshot(found.template, () if "packages" in task.given else found.packages)
+        return FromSnapshot(found.template, () if "packages" in task.given else found.packages, found.id)
 
     async def outside(self, call: Call) -> Outside:
         """What the boxes of the sessions that a call names have of the outside, together."""
@@ -301,6 +327,7 @@ class SessionExecutor:
             sends=any(each.outside.sends for each in reached),
             writes=any(each.outside.writes for each in reached),
             sets_up=any(each.outside.sets_up for each in reached),
+            opened_by=reached[0].opened_by,
         )
 
     async def _check_caller(self, call: Call, session: str) -> None:
@@ -351,14 +378,18 @@ def named_sessions(call: Call) -> tuple[str, ...]:
     return tuple(dict.fromkeys(each for each in given if isinstance(each, str)))
 
 
-async def _in_time(task: Task, handler: Handler) -> Answer:
-    """Wait within the contract's time; a caller in this process has a clock of its own."""
-    if task.wide:
-        return await handler(task)
-    contract = task.grant.contract
-    try:
-        async with asyncio.timeout(contract.timeout_seconds):
+def _in_time(handler: Handler) -> Handler:
+    """The same within the contract's time; a caller in this process has a clock of its own."""
+
+    async def timed(task: Task) -> Answer:
+        if task.wide:
             return await handler(task)
-    except TimeoutError:
-        text = f"{contract.name} was given up after {contract.timeout_seconds:g} s; the session may still be at it"
-        raise Refused(Status.TIMEOUT, "timeout", text) from None
+        contract = task.grant.contract
+        try:
+            async with asyncio.timeout(contract.timeout_seconds):
+                return await handler(task)
+        except TimeoutError:
+            text = f"{contract.name} was given up after {contract.timeout_seconds:g} s; the session may still be at it"
+            raise Refused(Status.TIMEOUT, "timeout", text) from None
+
+    return timed

@@ -123,6 +123,8 @@ class FromSnapshot:
 
     template: str | None = None
     packages: tuple[str, ...] = ()
+    id: str | None = None
+    """The snapshot itself: what its name means may change."""
 
 
 _FROM_NONE = FromSnapshot()
@@ -277,7 +279,7 @@ def session(
         idle_seconds=wanted.get("idle_seconds", lives.idle_seconds),
         auto_resume=wanted.get("auto_resume", True),
         metadata=wanted.get("metadata") or {},
-        snapshot=wanted.get("snapshot"),
+        snapshot=kept.id or wanted.get("snapshot"),
         volumes=tuple(VolumeMount(**volume) for volume in wanted.get("volumes") or ()),
         retain=wanted.get("retain", "output"),
         network=route.rules,

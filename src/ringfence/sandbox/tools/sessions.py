@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ringfence.core.box import MIB
-from ringfence.core.errors import Refused
+from ringfence.core.errors import Progress, Refused
 from ringfence.core.model import Answer, Json, Mode, Status
 from ringfence.core.sessions import ForkProblem, SessionInfo
 from ringfence.sandbox.tools import request
@@ -105,9 +105,12 @@ async def open_session(task: Task) -> Answer:
         info = await task.keeper.create(task.owner, wanted)
         task.learn(info)
     except ValueError as exc:
-        raise Refused(Status.VALIDATION_FAILURE, "bad_arguments", f"no such session can be opened: {exc}") from None
+        with Progress():
+            raise Refused(Status.VALIDATION_FAILURE, "bad_arguments", f"no such session can be opened: {exc}") from None
     text = f"Session {info.id} is {info.state}; it is closed at {info.expires_at}. A pause does not count."
-    ports = {name: await task.keeper.show(task.owner, info.id, name) for name, _ in wanted.stay.listening.ports or ()}
+    listening = wanted.stay.listening.ports or ()
+    with Progress(begun=True):
+        ports = {name: await task.keeper.show(task.owner, info.id, name) for name, _ in listening}
     if not ports:
         return task.session_answer(info, text)
     places = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
@@ -189,7 +192,7 @@ def _line(info: SessionInfo) -> str:
     named("session", "snapshot", "name", "bytes", "files", "created_at", "template", "packages"),
 )
 async def snapshot_session(task: Task) -> Answer:
-    kept = await task.keeper.snapshot(task.owner, task.session, task.given.get("name"))
+    kept = await task.keeper.snapshot(task.owner, task.session, task.given.get("name"), not task.wide)
     words = f"Snapshot {kept.name or kept.id}: {kept.files} files, {kept.bytes} bytes. Open others from it with"
     words += f" open_session(snapshot={kept.id!r})."
     return task.answer(_snapshot(kept), words)

@@ -66,6 +66,11 @@ def needs_session(call: Call, contract: Contract) -> bool:
     return contract.tool not in PROGRAMS or "session" in call.arguments
 
 
+def forks(contract: Contract) -> bool:
+    """Whether its calls open sessions by forking one."""
+    return contract.transport is Transport.SANDBOXED_EXEC and contract.tool == FORKS_A_SESSION
+
+
 def carried_code(call: Call, contract: Contract, session: Outside = NO_OUTSIDE) -> tuple[str, Json] | None:
     """The program's tool that would run the code which a call of another tool runs, and the arguments it would have.
 
