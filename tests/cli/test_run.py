@@ -57,6 +57,25 @@ def test_scripts_are_run_by_who_they_are_for(tmp_path: Path) -> None:
     assert run(tmp_path / "b", "--", "input/b").stdout.startswith("#!/usr/bin/env")
 
 
+def test_facts_replace_what_is_there_and_are_written_through_no_link(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    (tmp_path / "link").symlink_to(precious)
+    (tmp_path / "folder").symlink_to(tmp_path)
+    for place in (tmp_path / "link", tmp_path / "folder/precious"):
+        with pytest.raises(SystemExit) as ended:
+            boxed.FactsFile(str(place))
+        assert ended.value.code == 2 and "is a link, which is not followed" in capsys.readouterr().err
+    second = tmp_path / "second"
+    second.hardlink_to(precious)
+    boxed.FactsFile(str(second)).write({"a": 1})
+    assert (precious.read_text(), json.loads(second.read_text())) == ("precious", {"a": 1})
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["folder", "link", "precious", "second"]
+    boxed.FactsFile("/dev/null").write({})
+
+
 def test_node_where_it_is_installed(tmp_path: Path) -> None:
     if not Path("/usr/bin/node").exists():
         pytest.skip("no Node under /usr/bin")

@@ -452,3 +452,14 @@ def test_a_folder_that_becomes_a_link_is_left_out(
 @pytest.mark.parametrize("name", [".git", ".Renviron", "lefthook-local.yml", ".lefthook.toml", "opencode.jsonc"])
 def test_what_tools_act_upon_by_themselves_has_such_a_name(name: str) -> None:
     assert acted_upon.is_acted_upon(name) and acted_upon.is_acted_upon(name.upper(), folder=True)
+
+
+def test_an_output_folder_that_became_a_link_after_it_was_named_is_not_followed(box: Path, tmp_path: Path) -> None:
+    (box / "a").write_text("a")
+    (tmp_path / "private").mkdir()
+    (tmp_path / "out").symlink_to("private")
+    (tmp_path / "above").symlink_to(".")
+    for place in (tmp_path / "out", tmp_path / "above/other"):
+        files, skipped = collected(box, place)
+        assert not files and "its folder on the host cannot be had" in skipped["a"]
+    assert not list((tmp_path / "private").iterdir()) and not list((tmp_path / "other").iterdir())
