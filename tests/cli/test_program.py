@@ -217,7 +217,6 @@ def test_an_input_that_cannot_be_given_is_told(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_an_output_folder_is_made(tmp_path: Path) -> None:
-    assert program.output_folder(None) is None
     assert program.output_folder(tmp_path / "a/b") == tmp_path / "a/b"
     assert (tmp_path / "a/b").is_dir()
 

@@ -136,6 +136,23 @@ def test_what_is_not_copied_out_is_named(tmp_path: Path) -> None:
     assert run("--shell", code).stderr == "", "nothing was to be copied"
 
 
+def test_nothing_that_a_program_leaves_replaces_what_rules_over_it(tmp_path: Path) -> None:
+    (tmp_path / "rules.yaml").write_text("rules: []\n")
+    path = tmp_path / "config.yaml"
+    path.write_text("version: 1\ngateway: {state: ./state}\npolicy: {files: [rules.yaml]}\n")
+    batch = tmp_path / "batch.jsonl"
+    batch.write_text('{"code": "1"}\n')
+    for place in (".", "state", "state/checkpoints"):
+        for what in (("--shell", "echo > output/rules.yaml"), ("--batch", batch)):
+            ended = run(*what, "--output", tmp_path / place, "--config", path)
+            assert ended.returncode == 2 and "what comes out of a box could replace the" in ended.stderr
+            assert "name another folder" in ended.stderr
+    assert (tmp_path / "rules.yaml").read_text() == "rules: []\n"
+    code = ("--shell", "echo x > output/rules.yaml")
+    assert run(*code, "--output", tmp_path / "out", "--config", path).returncode == 0
+    assert (tmp_path / "out/rules.yaml").read_text() == "x\n"
+
+
 @pytest.mark.parametrize("place", ["out/facts.json", "link/facts.json", "out/sub/../facts.json"])
 def test_facts_do_not_lie_where_the_program_could_write_them(tmp_path: Path, place: str) -> None:
     (tmp_path / "out/sub").mkdir(parents=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ringfence import config
-from ringfence.config.folders import declared, kept_apart, real_path, touches_credentials
+from ringfence.config.folders import declared, governs, kept_apart, real_path, touches_credentials
 from ringfence.core.box import Mount
 from ringfence.core.errors import ConfigError
 
@@ -199,3 +199,37 @@ def test_a_key_in_the_state_could_sign_what_was_forged(conf: Path, monkeypatch: 
 def test_a_neighbour_with_a_longer_name_is_not_inside(conf: Path) -> None:
     (conf.parent / "sta").mkdir()
     assert found(conf, box("../sta")) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "what"),
+    [
+        ("project", "the configuration"),
+        (".", "configuration"),
+        ("..", "configuration"),
+        ("project/rules", "the policy"),
+        ("project/rules/sub/..", "the policy"),
+        ("project/state", "the state"),
+        ("project/state/deep", "the state"),
+        (".config/ringfence/keys", "the signing key"),
+        (".local/state", "the state"),
+        (".local/state/ringfence/x", "the state"),
+        ("other", "a configuration"),
+        ("project/link", "the policy"),
+        (str(Path(config.__file__).parent), "Ringfence itself"),
+        (str(Path(config.__file__).parents[2]), "Ringfence itself"),
+    ],
+)
+def test_what_rules_over_boxes_is_in_the_folder_or_around_it(home: Path, place: str, what: str) -> None:
+    for name in ("project/rules/sub", "project/state", "project/out", "other", ".local/state/ringfence"):
+        (home / name).mkdir(parents=True)
+    (home / "project/link").symlink_to("rules")
+    (home / "other/ringfence.yaml").write_text("version: 1\n")
+    (home / "project/rules/a.yaml").write_text("rules: []\n")
+    path = home / "project/ringfence.yaml"
+    path.write_text("version: 1\ngateway: {state: ./state}\npolicy: {files: [rules/a.yaml]}\n")
+    loaded = config.load(path)
+    assert what in str(governs(home / place, loaded))
+    assert governs(home / "project/out", loaded) is None
+    assert governs(home / "project/rules/sub", loaded) is None
+    assert governs(home / "new", loaded) is None

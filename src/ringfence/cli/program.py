@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from ringfence.cli import named_paths, running
+from ringfence.config.settings import Config
 from ringfence.core.box import MAX_SOURCE_BYTES, Input
 from ringfence.core.record import dataclass
 
@@ -178,9 +179,8 @@ def _unreadable(exc: OSError) -> None:
     running.fail(f"--input {exc.filename}: {exc.strerror}", 2)
 
 
-def output_folder(path: Path | None) -> Path | None:
-    if path is None:
-        return None
+def output_folder(path: Path) -> Path:
+    """The folder that `--output` names, made if necessary."""
     real = named_paths.real("--output", path)
     try:
         real.mkdir(parents=True, exist_ok=True)
@@ -189,6 +189,15 @@ def output_folder(path: Path | None) -> Path | None:
     if not os.access(real, os.W_OK | os.X_OK):
         running.fail(f"--output {path}: cannot be written to", 2)
     return real
+
+
+def check_output(option: str, place: Path, settings: Config) -> None:
+    """What a program leaves must not replace what rules over it."""
+    from ringfence.config.folders import governs  # noqa: PLC0415 - most copy nothing
+
+    if (what := governs(place, settings)) is not None:
+        why = f"what comes out of a box could replace {what}"
+        running.fail(f"{option} {place}: {why}; name another folder that holds nothing of the kind", 2)
 
 
 def trees(given: list[Path]) -> tuple[Path, ...]:

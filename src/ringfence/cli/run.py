@@ -72,7 +72,7 @@ def perform(
         env=program.environment(env or []),
         limits=_limits(timeout, memory, disk, pids),
         inputs=program.inputs(inputs or [], chosen.script),
-        output=program.output_folder(output),
+        output=None if output is None else named_paths.real("--output", output),
         network=program.places(allow or []),
         trees=program.trees(tree or []),
         packages=tuple(package or ()),
@@ -82,12 +82,14 @@ def perform(
         template=template,
         layout="fresh" if fresh else None,
     )
+    settings = running.own_config(config_path, backend)
+    if wanted.output is not None:
+        program.check_output("--output", wanted.output, settings)
+        program.output_folder(wanted.output)
     if batch is not None:
         from ringfence.cli.batch import read_batch, run_batch  # noqa: PLC0415 - most run one program
 
-        programs = read_batch(batch, wanted)
-        raise SystemExit(running.run(run_batch, programs, running.own_config(config_path, backend), workers))
-    settings = running.own_config(config_path, backend)
+        raise SystemExit(running.run(run_batch, read_batch(batch, wanted), settings, workers))
     if facts is not None and facts != "-" and wanted.output and Path(facts).resolve().is_relative_to(wanted.output):
         why = "is in the folder of --output, where the program chooses what each file holds"
         running.fail(f"--facts {facts}: {why}", 2)

@@ -7,6 +7,7 @@ the same configuration lets a box write to is refused: the box may have put it t
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ringfence.config import paths
 from ringfence.core.box import Mount, within
-from ringfence.core.errors import Problem
+from ringfence.core.errors import ConfigError, Problem
 from ringfence.core.model import ServerSpec
 
 if TYPE_CHECKING:
@@ -180,6 +181,36 @@ def overlaps(config: Config) -> list[Problem]:
         text = f"the signing key ({paths.key_folder()}) lies in the state folder, whose writers could then sign"
         problems.append(Problem(file, 1, 1, text))
     return problems
+
+
+def governs(folder: Path, config: Config) -> str | None:
+    """What rules over boxes, or runs them, and would be replaced by what a box leaves in this folder; None: nothing.
+
+    It lies in the folder, or the folder in it. A configuration of that folder counts even if it is not the one in force
+    here, since another command obeys it.
+    """
+    kept = {
+        str(folder / paths.CONFIG_NAME): "a configuration",
+        **{str(path): "the configuration" for path in (*_own_paths(), *config.files)},
+        **{str(path): "the policy" for path in config.policy.files},
+        **{str(path): "the state of Ringfence" for path in (config.gateway.state, paths.state_folder())},
+        str(paths.key_folder()): "the signing key",
+        str(Path(__file__).parents[1]): "Ringfence itself",
+        **({} if sys.prefix == sys.base_prefix else {sys.prefix: "Ringfence itself"}),
+    }
+    here = os.path.realpath(folder)
+    for place, what in kept.items():
+        real = os.path.realpath(place)
+        if within(here, real) or (within(real, here) and os.path.lexists(place)):
+            return f"{what} ({place})"
+    return None
+
+
+def _own_paths() -> tuple[Path, ...]:
+    try:
+        return paths.own_paths()
+    except ConfigError:  # a variable names a file that is not there
+        return ()
 
 
 def _writable(config: Config) -> Iterator[tuple[Path, str]]:

@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 
 import typer
 
-from ringfence.cli import common, named_paths, options
+from ringfence.cli import common, named_paths, options, program, running
 from ringfence.cli.box import shared
 from ringfence.cli.box.shared import IdArgument, finish, sandbox
 from ringfence.cli.terminal import safe
@@ -80,6 +80,7 @@ def get(
         finish(lambda: _print(config_path, id, path))
         return
     place = named_paths.real("TARGET", Path(target or PurePosixPath(path).name or "workspace"))
+    program.check_output("TARGET", place, running.own_config(config_path))
 
     async def work() -> Moved:
         async with sandbox(config_path, id) as box, shared.metered(f"get {path}") as meter:
