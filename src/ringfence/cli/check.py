@@ -38,8 +38,9 @@ def check(
 ) -> None:
     """Check a ringfence.yaml and report every problem, as file:line:col: problem.
 
-    The exit code is 1 if there is any problem: in the file, in its policy files, or if configuration, policy, state or
-    keys lie in a folder that a server or box may write to. Warnings are printed, and do not count.
+    The exit code is 1 if there is any problem: in the file, in its policy files, or if configuration, policy, state,
+    keys or the code of a server lie in a folder that a server or box may write to. Warnings are printed, and do not
+    count.
 
     \b
     ringfence check                          check ./ringfence.yaml
@@ -98,7 +99,8 @@ def _read(path: Path) -> tuple[Config | None, list[Json]]:
     except ConfigError as exc:
         return None, [_problem(each, "error") for each in exc.problems]
     overlaps = config.overlaps(settings)
-    said = [_problem(each, "warning") for each in settings.warnings] + [_problem(each, "error") for each in overlaps]
+    warnings = (*settings.warnings, *config.doubts(settings))
+    said = [_problem(each, "warning") for each in warnings] + [_problem(each, "error") for each in overlaps]
     return None if overlaps else settings, said
 
 
