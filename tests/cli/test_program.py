@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.cli import program
+from ringfence.cli import named_paths, program
 from ringfence.compose.run_request import named
 from ringfence.core.box import Input
 from ringfence.core.errors import Unavailable
@@ -122,12 +122,44 @@ def test_inputs_are_files_under_their_names_and_folders_with_all_below(tmp_path:
     (tmp_path / "a.csv").write_text("a")
     (tmp_path / "data/b.csv").write_text("b")
     (tmp_path / "data/deep/c.csv").write_text("c")
-    (tmp_path / "link.csv").symlink_to(tmp_path / "a.csv")
-    found = program.inputs([tmp_path / "a.csv", tmp_path / "link.csv", tmp_path / "data"], Input("s.js", b"1"))
+    found = program.inputs([tmp_path / "a.csv", tmp_path / "data"], Input("s.js", b"1"))
     assert {each.name: each.source for each in found} == {
-        "s.js": b"1", "a.csv": tmp_path / "a.csv", "link.csv": tmp_path / "a.csv",
+        "s.js": b"1", "a.csv": tmp_path / "a.csv",
         "data/b.csv": tmp_path / "data/b.csv", "data/deep/c.csv": tmp_path / "data/deep/c.csv",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("absolute", [True, False])
+@pytest.mark.parametrize("name", ["file", "folder", "folder/private", "above/../folder/private"])
+def test_no_link_in_a_folder_that_somebody_filled_leads_inputs_or_output_elsewhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, absolute: bool
+) -> None:
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "secrets/private").write_text("private")
+    (tmp_path / "cloned/above").mkdir(parents=True)
+    (tmp_path / "cloned/file").symlink_to("../secrets/private")
+    (tmp_path / "cloned/folder").symlink_to(tmp_path / "secrets")
+    monkeypatch.chdir(tmp_path / "cloned")
+    path = tmp_path / "cloned" / name if absolute else Path(name)
+    link = tmp_path / "cloned" / ("file" if name == "file" else "folder")
+    for look_up in (lambda: program.inputs([path], None), lambda: program.output_folder(path)):
+        with pytest.raises(SystemExit) as ended:
+            look_up()
+        said = refused(capsys)
+        assert ended.value.code == 2 and f"{link} is a link, which is not followed" in said
+        assert f"If you mean {link.resolve()}, name that" in said
+
+
+def test_links_of_the_person_and_of_the_system_are_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_home: Path
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/a").write_text("a")
+    home = Path(os.environ["HOME"])
+    (home / "mine").symlink_to(tmp_path / "data")
+    (found,) = program.inputs([home / "mine/a"], None)
+    assert found.source == (tmp_path / "data/a").resolve()
+    assert named_paths.real("--output", Path("/proc/self")) == Path(f"/proc/{os.getpid()}")
 
 
 def test_links_in_a_folder_are_left_out_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,7 +217,6 @@ def test_an_input_that_cannot_be_given_is_told(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_an_output_folder_is_made(tmp_path: Path) -> None:
-    assert program.output_folder(None) is None
     assert program.output_folder(tmp_path / "a/b") == tmp_path / "a/b"
     assert (tmp_path / "a/b").is_dir()
 

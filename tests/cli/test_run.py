@@ -57,6 +57,25 @@ def test_scripts_are_run_by_who_they_are_for(tmp_path: Path) -> None:
     assert run(tmp_path / "b", "--", "input/b").stdout.startswith("#!/usr/bin/env")
 
 
+def test_facts_replace_what_is_there_and_are_written_through_no_link(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    (tmp_path / "link").symlink_to(precious)
+    (tmp_path / "folder").symlink_to(tmp_path)
+    for place in (tmp_path / "link", tmp_path / "folder/precious"):
+        with pytest.raises(SystemExit) as ended:
+            boxed.FactsFile(str(place))
+        assert ended.value.code == 2 and "is a link, which is not followed" in capsys.readouterr().err
+    second = tmp_path / "second"
+    second.hardlink_to(precious)
+    boxed.FactsFile(str(second)).write({"a": 1})
+    assert (precious.read_text(), json.loads(second.read_text())) == ("precious", {"a": 1})
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["folder", "link", "precious", "second"]
+    boxed.FactsFile("/dev/null").write({})
+
+
 def test_node_where_it_is_installed(tmp_path: Path) -> None:
     if not Path("/usr/bin/node").exists():
         pytest.skip("no Node under /usr/bin")
@@ -115,6 +134,23 @@ def test_what_is_not_copied_out_is_named(tmp_path: Path) -> None:
     many = run("--shell", "for n in $(seq 30); do mkfifo output/$n; done", "--output", tmp_path / "out")
     assert len(many.stderr.splitlines()) == 11 and many.stderr.endswith("not copied: 20 more; --facts names them\n")
     assert run("--shell", code).stderr == "", "nothing was to be copied"
+
+
+def test_nothing_that_a_program_leaves_replaces_what_rules_over_it(tmp_path: Path) -> None:
+    (tmp_path / "rules.yaml").write_text("rules: []\n")
+    path = tmp_path / "config.yaml"
+    path.write_text("version: 1\ngateway: {state: ./state}\npolicy: {files: [rules.yaml]}\n")
+    batch = tmp_path / "batch.jsonl"
+    batch.write_text('{"code": "1"}\n')
+    for place in (".", "state", "state/checkpoints"):
+        for what in (("--shell", "echo > output/rules.yaml"), ("--batch", batch)):
+            ended = run(*what, "--output", tmp_path / place, "--config", path)
+            assert ended.returncode == 2 and "what comes out of a box could replace the" in ended.stderr
+            assert "name another folder" in ended.stderr
+    assert (tmp_path / "rules.yaml").read_text() == "rules: []\n"
+    code = ("--shell", "echo x > output/rules.yaml")
+    assert run(*code, "--output", tmp_path / "out", "--config", path).returncode == 0
+    assert (tmp_path / "out/rules.yaml").read_text() == "x\n"
 
 
 @pytest.mark.parametrize("place", ["out/facts.json", "link/facts.json", "out/sub/../facts.json"])

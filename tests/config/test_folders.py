@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ringfence import config
-from ringfence.config.folders import declared, kept_apart, real_path, touches_credentials
+from ringfence.config.folders import declared, governs, kept_apart, real_path, touches_credentials
 from ringfence.core.box import Mount
 from ringfence.core.errors import ConfigError
 
@@ -199,3 +199,105 @@ def test_a_key_in_the_state_could_sign_what_was_forged(conf: Path, monkeypatch: 
 def test_a_neighbour_with_a_longer_name_is_not_inside(conf: Path) -> None:
     (conf.parent / "sta").mkdir()
     assert found(conf, box("../sta")) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "what"),
+    [
+        ("project", "the configuration"),
+        (".", "configuration"),
+        ("..", "configuration"),
+        ("project/rules", "the policy"),
+        ("project/rules/sub/..", "the policy"),
+        ("project/state", "the state"),
+        ("project/state/deep", "the state"),
+        (".config/ringfence/keys", "the signing key"),
+        (".local/state", "the state"),
+        (".local/state/ringfence/x", "the state"),
+        ("other", "a configuration"),
+        ("project/link", "the policy"),
+        (str(Path(config.__file__).parent), "Ringfence itself"),
+        (str(Path(config.__file__).parents[2]), "Ringfence itself"),
+    ],
+)
+def test_what_rules_over_boxes_is_in_the_folder_or_around_it(home: Path, place: str, what: str) -> None:
+    for name in ("project/rules/sub", "project/state", "project/out", "other", ".local/state/ringfence"):
+        (home / name).mkdir(parents=True)
+    (home / "project/link").symlink_to("rules")
+    (home / "other/ringfence.yaml").write_text("version: 1\n")
+    (home / "project/rules/a.yaml").write_text("rules: []\n")
+    path = home / "project/ringfence.yaml"
+    path.write_text("version: 1\ngateway: {state: ./state}\npolicy: {files: [rules/a.yaml]}\n")
+    loaded = config.load(path)
+    assert what in str(governs(home / place, loaded))
+    assert governs(home / "project/out", loaded) is None
+    assert governs(home / "project/rules/sub", loaded) is None
+    assert governs(home / "new", loaded) is None
+
+
+# ── The code of servers must not lie where something governed may write ──
+
+
+def project(conf: Path) -> Path:
+    """A server with a script, one from a virtual environment, and one whose script is mounted."""
+    work = conf.parent / "work"
+    for name in ("srv/data", "venv/bin", "venv/lib/python3.13/site-packages", "app", "lib", "docs"):
+        (work / name).mkdir(parents=True)
+    (work / "srv/server.py").touch()
+    (work / "app/main.py").touch()
+    (work / "venv/pyvenv.cfg").touch()
+    tool = work / "venv/bin/tool"
+    tool.touch()
+    tool.chmod(0o755)
+    return work
+
+
+SERVERS = """servers:
+  a: {command: [/usr/bin/python3, server.py], cwd: ../work/srv, env: {PYTHONPATH: ../lib}}
+  b: {command: [../work/venv/bin/tool], cwd: .}
+  c: {command: [/usr/bin/python3, /app/main.py], mounts: [{host: ../work/app, at: /app}, {host: ../work/docs, at: /d}]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("host", "who"),
+    [
+        ("../work/srv", "a"),
+        ("../work/lib", "a"),
+        ("../work/venv", "b"),
+        ("../work/venv/bin", "b"),
+        ("../work/venv/lib/python3.13/site-packages", "b"),
+        ("../work/app", "c"),
+    ],
+)
+def test_the_code_of_a_server_that_an_agent_may_write_is_found(conf: Path, host: str, who: str) -> None:
+    project(conf)
+    writable = SERVERS + box(host).replace(", unsafe: to see that it is found", "")
+    texts = found(conf, writable)
+    assert texts and all(f"server '{who}'" in text and "capability 'e' may write" in text for text in texts)
+    assert all("mount it ro, keep the code elsewhere, or say why: unsafe: REASON" in text for text in texts)
+    assert found(conf, writable.replace("mode: rw", "mode: ro")) == []
+    assert found(conf, SERVERS + box(host)) == [], "its operator says why"
+
+
+def test_all_code_of_servers_in_one_folder_is_named(conf: Path) -> None:
+    project(conf)
+    texts = found(conf, SERVERS + box("../work").replace(", unsafe: to see that it is found", ""))
+    assert {name for name in "abc" for text in texts if f"server '{name}'" in text} == {"a", "b", "c"}
+
+
+def test_a_folder_beside_the_code_of_a_server_is_doubtful_and_data_is_not(conf: Path) -> None:
+    project(conf)
+    for host, doubtful in (("../work/srv/data", 1), ("../work/docs", 0)):
+        assert found(conf, SERVERS + box(host).replace(", unsafe: to see that it is found", "")) == []
+        texts = [problem.text for problem in config.doubts(config.load(conf / "ringfence.yaml"))]
+        assert len(texts) == doubtful and all("if it loads code from there" in text for text in texts)
+
+
+def test_a_server_that_may_write_to_its_own_code_or_that_of_another_is_found(conf: Path) -> None:
+    project(conf)
+    own = SERVERS.replace("{host: ../work/docs, at: /d}", "{host: ../work/srv, at: /d, mode: rw}")
+    (text, *_) = found(conf, own)
+    assert "the code of server 'a'" in text and "server 'c' may write" in text
+    itself = SERVERS.replace("{host: ../work/app, at: /app}", "{host: ../work/app, at: /app, mode: rw}")
+    assert "the code of server 'c'" in found(conf, itself)[0]

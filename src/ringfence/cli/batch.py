@@ -107,8 +107,6 @@ def _with_folders(programs: Sequence[BatchProgram], path: str) -> list[BatchProg
     for each in programs:
         assert each.wanted.output is not None
         place = each.wanted.output / str(each.id)
-        if place.is_symlink():  # another may have put it there
-            common.fail(f"--output {place}: is a link, which is not followed", 2)
         folder = program.output_folder(place)
         out.append(replace(each, wanted=replace(each.wanted, output=folder)))
     return out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import io
 import sys
 from collections.abc import Iterator
@@ -16,18 +15,15 @@ from ruamel.yaml import YAML
 
 from ringfence import config, identity
 from ringfence.cli import common, options
-from ringfence.cli.terminal import MARGIN, confirm, json_text, painted, quoted, safe
+from ringfence.cli.definitions import Change
+from ringfence.cli.terminal import confirm, painted, safe
 from ringfence.config import Config
 from ringfence.core.errors import ConfigError, Problem, RingfenceError, Unavailable
 from ringfence.core.model import Contract, Definition, Json, ServerSpec
-from ringfence.core.record import dataclass
 from ringfence.governance.policy import Policy
 
 if TYPE_CHECKING:
     from ringfence.compose.gateway import App
-
-_FIRST = ("title", "description")
-"""Shown first: a model reads these."""
 
 
 def check(
@@ -42,8 +38,9 @@ def check(
 ) -> None:
     """Check a ringfence.yaml and report every problem, as file:line:col: problem.
 
-    The exit code is 1 if there is any problem: in the file, in its policy files, or if configuration, policy, state or
-    keys lie in a folder that a server or box may write to. Warnings are printed, and do not count.
+    The exit code is 1 if there is any problem: in the file, in its policy files, or if configuration, policy, state,
+    keys or the code of a server lie in a folder that a server or box may write to. Warnings are printed, and do not
+    count.
 
     \b
     ringfence check                          check ./ringfence.yaml
@@ -102,7 +99,8 @@ def _read(path: Path) -> tuple[Config | None, list[Json]]:
     except ConfigError as exc:
         return None, [_problem(each, "error") for each in exc.problems]
     overlaps = config.overlaps(settings)
-    said = [_problem(each, "warning") for each in settings.warnings] + [_problem(each, "error") for each in overlaps]
+    warnings = (*settings.warnings, *config.doubts(settings))
+    said = [_problem(each, "warning") for each in warnings] + [_problem(each, "error") for each in overlaps]
     return None if overlaps else settings, said
 
 
@@ -188,14 +186,6 @@ def _plain(value: Any) -> Any:
 # ── Accepting definitions ─────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A definition that is not accepted yet; `old` is the accepted one that it replaces."""
-
-    new: Definition
-    old: Definition | None
-
-
 def _accepted(settings: Config, yes: bool, told: Json | None) -> bool:
     """Have definitions accepted; whether all is well afterwards. With `told`, what happened goes there."""
     if told is None:
@@ -242,7 +232,7 @@ def _entry(change: Change) -> Json:
 
 
 async def _settle(app: App, settings: Config, changes: list[Change], yes: bool, told: Json | None) -> bool:
-    shown = "\n".join(line for change in changes for line in _shown(change))
+    shown = "\n".join(line for change in changes for line in change.shown())
     many = "this definition" if len(changes) == 1 else f"these {len(changes)} definitions"
     if yes:
         if told is None:
@@ -278,45 +268,3 @@ def _changes(app: App, server: ServerSpec, offered: list[Definition]) -> Iterato
         old = pins.get((definition.kind, definition.name))
         if used(definition) and (old is None or old.digest != definition.digest):
             yield Change(definition, old)
-
-
-# ── Showing definitions ───────────────────────────────────────────────────────────────────────────
-
-
-def _shown(change: Change) -> Iterator[str]:
-    new = change.new
-    old = change.old
-    yield ""
-    yield safe(f"{new.kind} {new.name} of server {new.server}: {'new' if old is None else 'CHANGED'}")
-    if old is None:
-        yield f"  digest {new.digest}"
-        for name in _ordered(new.body):
-            yield safe(f"  {name}:")
-            yield quoted(_text(new.body[name]), MARGIN)
-        return
-    yield f"  digest {old.digest}"
-    yield f"     now {new.digest}"
-    for name in _ordered({**old.body, **new.body}):
-        if old.body.get(name) != new.body.get(name):
-            yield safe(f"  {name}:")
-            yield from _difference(old.body.get(name), new.body.get(name))
-    if isinstance(new.body.get("description"), str):
-        yield "  description, in full, as it is now:"
-        yield quoted(new.body["description"], MARGIN)
-
-
-def _ordered(body: Json) -> list[str]:
-    first = [name for name in _FIRST if name in body]
-    return [*first, *sorted(name for name in body if name not in (*_FIRST, "name"))]
-
-
-def _difference(old: object, new: object) -> Iterator[str]:
-    for line in difflib.ndiff(_text(old).split("\n"), _text(new).split("\n")):
-        if not line.startswith("?"):
-            yield f"    {safe(line)}"
-
-
-def _text(value: object) -> str:
-    if value is None:
-        return "(none)"
-    return value if isinstance(value, str) else json_text(value)

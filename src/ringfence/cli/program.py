@@ -8,7 +8,8 @@ import stat
 import sys
 from pathlib import Path
 
-from ringfence.cli import running
+from ringfence.cli import named_paths, running
+from ringfence.config.settings import Config
 from ringfence.core.box import MAX_SOURCE_BYTES, Input
 from ringfence.core.record import dataclass
 
@@ -130,7 +131,8 @@ def inputs(given: list[Path], script: Input | None) -> tuple[Input, ...]:
     """The files that `--input` names, each by its own name; for a folder, everything below it."""
     found = [script] if script is not None else []
     for path in given:
-        found += _tree(path) if path.is_dir() else [Input(path.name, _readable(path))]
+        place = named_paths.real("--input", path)
+        found += _tree(path, place) if place.is_dir() else [Input(path.name, _readable(path, place))]
     names: set[str] = set()
     for each in found:
         try:
@@ -143,12 +145,11 @@ def inputs(given: list[Path], script: Input | None) -> tuple[Input, ...]:
     return tuple(found)
 
 
-def _readable(path: Path, *, links: bool = True) -> Path:
+def _readable(path: Path, real: Path) -> Path:
     """The path of the file without links. Nothing that is opened later by this path is looked up again."""
     try:
-        real = path.resolve(strict=True) if links else path
         regular = stat.S_ISREG(real.stat(follow_symlinks=False).st_mode)
-    except (OSError, RuntimeError, ValueError) as exc:
+    except (OSError, ValueError) as exc:
         running.fail(f"--input {path}: {exc.strerror if isinstance(exc, OSError) else exc}", 2)
     if not regular:
         running.fail(f"--input {path}: neither a file nor a folder", 2)
@@ -157,19 +158,18 @@ def _readable(path: Path, *, links: bool = True) -> Path:
     return real
 
 
-def _tree(folder: Path) -> list[Input]:
-    real = folder.resolve()
+def _tree(folder: Path, real: Path) -> list[Input]:
     out: list[Input] = []
     left_out = 0
     for root, folders, files in os.walk(real, onerror=_unreadable):
         left_out += sum((Path(root) / name).is_symlink() for name in folders)
         for name in sorted(files):
             path = Path(root) / name
-            # A link could lead to a file that is not meant for the box; it can be named instead.
+            # A link could lead to a file that is not meant for the box; that file can be named instead.
             if path.is_symlink() or not path.is_file():
                 left_out += 1
                 continue
-            out.append(Input(str(Path(real.name) / path.relative_to(real)), _readable(path, links=False)))
+            out.append(Input(str(Path(real.name) / path.relative_to(real)), _readable(path, path)))
     if left_out:
         print(f"ringfence: --input {folder}: {left_out} links and special files left out", file=sys.stderr)
     return out
@@ -179,17 +179,25 @@ def _unreadable(exc: OSError) -> None:
     running.fail(f"--input {exc.filename}: {exc.strerror}", 2)
 
 
-def output_folder(path: Path | None) -> Path | None:
-    if path is None:
-        return None
+def output_folder(path: Path) -> Path:
+    """The folder that `--output` names, made if necessary."""
+    real = named_paths.real("--output", path)
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        real = path.resolve(strict=True)
-    except (OSError, RuntimeError, ValueError) as exc:
+        real.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as exc:
         running.fail(f"--output {path}: {exc.strerror if isinstance(exc, OSError) else exc}", 2)
     if not os.access(real, os.W_OK | os.X_OK):
         running.fail(f"--output {path}: cannot be written to", 2)
     return real
+
+
+def check_output(option: str, place: Path, settings: Config) -> None:
+    """What a program leaves must not replace what rules over it."""
+    from ringfence.config.folders import governs  # noqa: PLC0415 - most copy nothing
+
+    if (what := governs(place, settings)) is not None:
+        why = f"what comes out of a box could replace {what}"
+        running.fail(f"{option} {place}: {why}; name another folder that holds nothing of the kind", 2)
 
 
 def trees(given: list[Path]) -> tuple[Path, ...]:

@@ -9,14 +9,16 @@ import asyncio
 import gc
 import math
 import os
+import secrets
+import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from ringfence.cli import program, running
+from ringfence.cli import named_paths, program, running
 from ringfence.cli.running import EXIT_CODES, TerminalChannel
 from ringfence.cli.streams import Sink, StdinPipe
 from ringfence.cli.terminal import json_text, safe
@@ -26,8 +28,11 @@ from ringfence.config.settings import Config
 from ringfence.core.box import Stream
 from ringfence.core.errors import RingfenceError
 from ringfence.core.model import Json, Outcome, Status
+from ringfence.sandbox.files.paths import open_without_links
 
 _MOST_NAMED = 10
+_STREAMS = ("/dev/", "/proc/self/fd/")
+"""What the shell and the system name streams by, which are links."""
 
 
 def perform(
@@ -67,7 +72,7 @@ def perform(
         env=program.environment(env or []),
         limits=_limits(timeout, memory, disk, pids),
         inputs=program.inputs(inputs or [], chosen.script),
-        output=program.output_folder(output),
+        output=None if output is None else named_paths.real("--output", output),
         network=program.places(allow or []),
         trees=program.trees(tree or []),
         packages=tuple(package or ()),
@@ -77,12 +82,14 @@ def perform(
         template=template,
         layout="fresh" if fresh else None,
     )
+    settings = running.own_config(config_path, backend)
+    if wanted.output is not None:
+        program.check_output("--output", wanted.output, settings)
+        program.output_folder(wanted.output)
     if batch is not None:
         from ringfence.cli.batch import read_batch, run_batch  # noqa: PLC0415 - most run one program
 
-        programs = read_batch(batch, wanted)
-        raise SystemExit(running.run(run_batch, programs, running.own_config(config_path, backend), workers))
-    settings = running.own_config(config_path, backend)
+        raise SystemExit(running.run(run_batch, read_batch(batch, wanted), settings, workers))
     if facts is not None and facts != "-" and wanted.output and Path(facts).resolve().is_relative_to(wanted.output):
         why = "is in the folder of --output, where the program chooses what each file holds"
         running.fail(f"--facts {facts}: {why}", 2)
@@ -117,15 +124,39 @@ class FactsFile:
         self._file = None
         if path is not None:
             try:
-                descriptor = os.dup(2) if path == "-" else os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+                descriptor = os.dup(2) if path == "-" else _created(path)
                 self._file = os.fdopen(descriptor, "w", encoding="utf-8")
-            except OSError as exc:
-                running.fail(f"--facts {path}: {exc.strerror}", 2)
+            except (OSError, ValueError) as exc:
+                running.fail(f"--facts {path}: {exc.strerror if isinstance(exc, OSError) else exc}", 2)
 
     def write(self, facts: Json) -> None:
         if self._file is not None:
             with self._file as file:
                 file.write(json_text(facts) + "\n")
+
+
+def _created(path: str) -> int:
+    """An empty file in the place of the one that may be there, which may also be another's by a second name. Raises
+    OSError, ValueError."""
+    if os.path.abspath(path).startswith(_STREAMS):
+        return os.open(path, os.O_WRONLY)
+    real = named_paths.real("--facts", Path(path))
+    with suppress(FileNotFoundError):
+        if not stat.S_ISREG(real.lstat().st_mode):  # a pipe that somebody reads
+            return os.open(real, os.O_WRONLY | os.O_NOFOLLOW)
+    folder = open_without_links(str(real.parent), os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        part = f".ringfence-{secrets.token_hex(8)}.part"
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644, dir_fd=folder)
+        try:
+            os.rename(part, real.name, src_dir_fd=folder, dst_dir_fd=folder)
+        except OSError:
+            os.unlink(part, dir_fd=folder)
+            os.close(descriptor)
+            raise
+        return descriptor
+    finally:
+        os.close(folder)
 
 
 async def run_program(wanted: RunRequest, configured: Config, report: FactsFile, with_stdin: bool) -> int:

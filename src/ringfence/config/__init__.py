@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ringfence.config.compare import loosens
-    from ringfence.config.folders import overlaps
+    from ringfence.config.folders import doubts, overlaps
     from ringfence.config.loading import load, loads
     from ringfence.config.paths import (
         default_paths,
@@ -24,6 +24,7 @@ __all__ = [
     "PolicySettings",
     "SandboxSettings",
     "default_paths",
+    "doubts",
     "is_loopback",
     "key_folder",
     "listen_address",
@@ -47,6 +48,7 @@ _HOMES = {
     **dict.fromkeys(("load", "loads"), "loading"),
     **dict.fromkeys(("is_loopback", "listen_address"), "validators"),
     "loosens": "compare",
+    "doubts": "folders",
     "overlaps": "folders",
 }
 

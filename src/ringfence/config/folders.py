@@ -7,6 +7,7 @@ the same configuration lets a box write to is refused: the box may have put it t
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ringfence.config import paths
 from ringfence.core.box import Mount, within
-from ringfence.core.errors import Problem
+from ringfence.core.errors import ConfigError, Problem
 from ringfence.core.model import ServerSpec
 
 if TYPE_CHECKING:
@@ -176,10 +177,87 @@ def overlaps(config: Config) -> list[Problem]:
         for what, path in governing
         if _under(path, folder)
     ]
+    problems += (problem for problem, certain in _over_code(config) if certain)
     if _under(paths.key_folder(), config.gateway.state):
         text = f"the signing key ({paths.key_folder()}) lies in the state folder, whose writers could then sign"
         problems.append(Problem(file, 1, 1, text))
     return problems
+
+
+def doubts(config: Config) -> list[Problem]:
+    """Folders that a box or server may write and that lie among the code of a server, which may load it or not."""
+    return [problem for problem, certain in _over_code(config) if not certain]
+
+
+def _over_code(config: Config) -> Iterator[tuple[Problem, bool]]:
+    """Writable folders that the code of a server comes from, whose next start then runs what was written there with
+    all that the server has; and whether that is certain."""
+    from ringfence.sandbox.servers.resolve import code_of, is_installed  # noqa: PLC0415 - `run` need not load it
+
+    code: list[tuple[str, str]] = []
+    for server in config.servers.values():
+        if server.command and server.packages is None:
+            environment = {**paths.process_environment(), **server.env}
+            found = code_of(server.command, environment, server.cwd or str(config.path.parent), server.mounts)
+            code += ((server.name, place) for place in found)
+    for folder, who in _writable_unasked(config):
+        for owner, place in code:
+            if within(place, folder):
+                certain = True
+                text = f"the code of server {owner!r} ({place}) lies under {folder}, which {who} may write: its"
+            elif within(folder, place):
+                certain = is_installed(place)
+                text = f"{folder}, which {who} may write, lies in the code of server {owner!r} ({place}):"
+                text += " its" if certain else " if it loads code from there, its"
+            else:
+                continue
+            text += " next start runs what was written there, with all that the server has; mount it ro, keep the code"
+            yield Problem(str(config.path), 1, 1, f"{text} elsewhere, or say why: unsafe: REASON"), certain
+
+
+def _writable_unasked(config: Config) -> Iterator[tuple[str, str]]:
+    """Folders that a box may write without a reason of the operator's. A command in no box is left out: it could write
+    to its own code by any path."""
+    for name, contract in config.contracts.items():
+        if contract.server is None:  # a tool of a server has some of the server's own mounts
+            yield from ((each, f"capability {name!r}") for each in _unasked(contract.mounts))
+    for name, server in config.servers.items():
+        if server.placement != "unsafe_host":
+            yield from ((each, f"server {name!r}") for each in _unasked(server.mounts))
+
+
+def _unasked(mounts: Iterable[Mount]) -> Iterator[str]:
+    return (os.path.realpath(mount.host) for mount in mounts if mount.mode == "rw" and not mount.unsafe)
+
+
+def governs(folder: Path, config: Config) -> str | None:
+    """What rules over boxes, or runs them, and would be replaced by what a box leaves in this folder; None: nothing.
+
+    It lies in the folder, or the folder in it. A configuration of that folder counts even if it is not the one in force
+    here, since another command obeys it.
+    """
+    kept = {
+        str(folder / paths.CONFIG_NAME): "a configuration",
+        **{str(path): "the configuration" for path in (*_own_paths(), *config.files)},
+        **{str(path): "the policy" for path in config.policy.files},
+        **{str(path): "the state of Ringfence" for path in (config.gateway.state, paths.state_folder())},
+        str(paths.key_folder()): "the signing key",
+        str(Path(__file__).parents[1]): "Ringfence itself",
+        **({} if sys.prefix == sys.base_prefix else {sys.prefix: "Ringfence itself"}),
+    }
+    here = os.path.realpath(folder)
+    for place, what in kept.items():
+        real = os.path.realpath(place)
+        if within(here, real) or (within(real, here) and os.path.lexists(place)):
+            return f"{what} ({place})"
+    return None
+
+
+def _own_paths() -> tuple[Path, ...]:
+    try:
+        return paths.own_paths()
+    except ConfigError:  # a variable names a file that is not there
+        return ()
 
 
 def _writable(config: Config) -> Iterator[tuple[Path, str]]:

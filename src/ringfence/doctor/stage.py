@@ -40,7 +40,7 @@ class Stage:
 
     def __enter__(self) -> Stage:
         with ExitStack() as stack:
-            self._folder = Path(tempfile.mkdtemp(prefix="ringfence-doctor-", dir=_place()))
+            self._folder = Path(os.path.realpath(tempfile.mkdtemp(prefix="ringfence-doctor-", dir=_place())))
             stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
             self._folder.chmod(0o755)
             stack.callback(os.umask, os.umask(UMASK))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from functools import cache, cached_property
 from itertools import islice
 from typing import Any
@@ -131,11 +131,7 @@ class SecretMatcher:
     def within(self, data: bytes, start: int, stop: int) -> Redacted:
         """What stands between two places, redacted as a part of all the data: neither place is inside of a match, and
         nothing else moves them, so that what is left out does not tell what it was."""
-        every = self.find(data)
-        start = next((span.start for span in every if span.begins < start < span.end), start)
-        stop = next((span.end for span in every if span.begins < stop < span.end), stop)
-        spans = [span for span in every if start <= span.start and span.end <= stop]
-        return _redacted(data[start:stop], spans, start)
+        return SearchedText(data, self.find(data)).page(start, stop)[0]
 
     def _values(self, data: bytes, start: int) -> Iterator[Span]:
         if not self._forms:
@@ -160,6 +156,44 @@ class SecretMatcher:
     @cached_property
     def _which(self) -> Any:
         return _whole_set([form.whole for _, form in self._forms])
+
+
+class SearchedText:
+    """A text, and what goes of it: a page of it shows the same wherever its borders are."""
+
+    def __init__(self, data: bytes, spans: list[Span]) -> None:
+        self._data = data
+        self._spans = spans
+
+    def page(self, start: int, stop: int) -> tuple[Redacted, int]:
+        """What stands between two places, and where the page really ends: neither of its borders is inside of what
+        goes."""
+        start = next((span.start for span in self._spans if span.begins < start < span.end), start)
+        stop = next((span.end for span in self._spans if span.begins < stop < span.end), stop)
+        spans = [span for span in self._spans if start <= span.start and span.end <= stop]
+        return _redacted(self._data[start:stop], spans, start), stop
+
+    def masked(self, start: int, stop: int) -> Redacted:
+        """The same for what is no text: as long as before, so neither border moves."""
+        spans = [span for span in self._spans if span.start < stop and span.end > start]
+        gone = _redacted(self._data, spans)
+        return replace(gone, data=without(self._data, spans, masked=True)[start:stop])
+
+
+def searched(data: bytes, values: SecretMatcher | None, patterns: Sequence[str] = ()) -> SearchedText:
+    """Search a text for secrets and for an operator's own patterns, so that it can be shown page by page."""
+    spans = [] if values is None or not values.matches(data) else values.find(data, most=_MOST_HITS)
+    for index, pattern in enumerate(patterns):
+        own = list(islice(_matches(pattern, data, f"redact[{index}]"), _MOST_HITS))
+        spans = [_one(data, [*spans, *own])] if len(own) == _MOST_HITS else [*spans, *own]
+    return SearchedText(data, _joined(sorted(spans, key=lambda span: span.start)))
+
+
+def _matches(pattern: str, data: bytes, rule: str) -> Iterator[Span]:
+    for match in re2.finditer(pattern, data):
+        begin, end = match.span()
+        if begin < end:
+            yield Span(begin, end, Counter({rule: 1}), begins=begin)
 
 
 def _redacted(data: bytes, spans: list[Span], place: int = 0) -> Redacted:
@@ -305,6 +339,11 @@ class RedactingStream:
             cut = max(start, min(cut, spans.pop().begins))
         return self._emit(data, start, cut, spans)
 
+    def went_before(self, data: bytes) -> None:
+        """What was shown already, before this stream begins: of a secret that began in it, the rest goes."""
+        self._seen = data[max(0, len(data) - max(self._wait, 1)) :]
+        self._released = True
+
     def finish(self) -> bytes:
         """The rest. What was only the beginning of a secret is none."""
         data = self._seen + self._held
@@ -316,8 +355,7 @@ class RedactingStream:
         the beginning of a secret, the rest of that goes."""
         data = self._seen + self._held
         clean = self.finish()
-        self._seen = data[max(0, len(data) - max(self._wait, 1)) :]
-        self._released = True
+        self.went_before(data)
         return clean
 
     def _spans(self, data: bytes, start: int) -> list[Span]:

@@ -117,7 +117,9 @@ def test_without_a_terminal_or_a_box_nothing_is_touched(box: str) -> None:
 
 
 STRINGS = ["\x1b]0;title\x07", "\x1b]52;c;bHM=\x1b\\", "\x1bP$qm\x1b\\", "\x1b_x\x07", "\x1b^x\x07", "\x1bXx\x1b\\"]
-FORBIDDEN = re.compile(r"\x1b[\x00-\x1f\x7f]*[\]PX^_]|[\x80-\x9f]")
+FORBIDDEN = re.compile(
+    r"\x1b[\x00-\x1f\x7f]*[\]PX^_Z]|[\x80-\x9f\x05]|\x1b\[[\x00-\x3f\x7f]*[cntxiyw|z{]|\x1b\[[\x00-\x3f\x7f]*[><=$'][\x00-\x3f]*."
+)
 
 
 def through(*pieces: bytes) -> str:
@@ -135,6 +137,68 @@ def test_what_is_shown_coloured_and_moved_passes() -> None:
 def test_strings_for_the_terminal_itself_are_removed(string: str) -> None:
     assert through(f"a{string}b".encode()) == "ab"
     assert through(*(bytes([byte]) for byte in f"a{string}b".encode())) == "ab"
+
+
+QUESTIONS = [
+    *("\x1b[c", "\x1b[0c", "\x1b[>c", "\x1b[=c", "\x1bZ", "\x1b[5n", "\x1b[6n", "\x1b[?6n", "\x1b[?996n", "\x1b[x"),
+    *("\x1b[18t", "\x1b[21t", "\x1b[22;0t", "\x1b[>q", "\x1b[>0q", "\x1b[?25$p", "\x1b[4$p", "\x1b[1$w", "\x1b[?u"),
+    *("\x1b[>1u", "\x1b[<u", "\x1b[=1u", "\x1b[>4;2m", "\x1b[?4m", "\x1b[?1;1;0S", "\x1b[1;1;1;1;1;1*y", "\x1b[5i"),
+    *(
+        "\x1b[1'|",
+        "\x1b[1;2'z",
+        "\x1b[#R",
+        "\x1b G",
+        "\x1b%@",
+        "\x05",
+        "\x1b[2h",
+        "\x1b[?3h",
+        "\x1b[?1001h",
+        "\x1b[?25r",
+    ),
+    *("\x1b[?2048h", "\x1b[" + "1;" * 100 + "m"),
+]
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=ascii)
+def test_what_a_terminal_would_answer_is_removed(question: str) -> None:
+    assert through(f"a{question}b".encode()) == "ab"
+    assert through(*(bytes([byte]) for byte in f"a{question}b".encode())) == "ab"
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("\x1b[6\x1b[31mn", "\x1b[31mn"),
+        ("\x1b[\n6n", "\n"),
+        ("\x1b[6\x18n", "\x18n"),
+        ("\x1b[\x7f6n", ""),
+        ("\x1b[?25;3;1049h", "\x1b[?25;1049h"),
+        ("\x1b[6\x05n", ""),
+        ("\x1b[é6n", "6n"),
+    ],
+)
+def test_no_question_is_made_of_what_is_left(text: str, left: str) -> None:
+    assert through(text.encode()) == left
+
+
+@pytest.mark.parametrize(
+    "text", ["\x1b(0qqq\x1b(B", "\x1b[1;5H\x1b[2 q\x1b[!p", "\x1b[4h\x1b[4l\x1b=\x1b>\x1bM\x1bc\x1b#8"]
+)
+def test_what_full_screen_programs_need_passes(text: str) -> None:
+    assert through(text.encode()) == text
+
+
+def test_modes_that_a_program_leaves_behind_are_taken_back() -> None:
+    screen = TerminalFilter()
+    plain = screen.afterwards().decode()
+    for mode in (1, 5, 1000, 1002, 1003, 1004, 1006, 2004):
+        assert f"\x1b[?{mode}l" in plain
+    assert "\x1b[?25h" in plain and "\x1b[0m" in plain and "\x1b(B" in plain
+    assert "\x1b[?1049l" not in plain and "\x1b[r" not in plain, "that would move the cursor"
+    screen.shown(b"\x1b[?1049;2004h\x1b[2;5r")
+    assert screen.afterwards().decode().startswith("\x1b[?1049l\x1b[?6l\x1b[r")
+    screen.shown(b"\x1b[?1049l")
+    assert "\x1b[?1049l" not in screen.afterwards().decode()
 
 
 def test_controls_of_eight_bits_mean_nothing() -> None:
@@ -160,7 +224,8 @@ def test_no_string_is_made_of_what_is_left(text: str) -> None:
     st.lists(
         st.binary()
         | st.sampled_from([s.encode() for s in STRINGS])
-        | st.sampled_from([b"\x1b", b"]", b"\\", b"\n", b"\x7f"])
+        | st.sampled_from([s.encode() for s in QUESTIONS])
+        | st.sampled_from([b"\x1b", b"]", b"[", b"?", b"6", b"n", b"c", b">", b" ", b"\\", b"\n", b"\x7f", b"\x05"])
     )
 )
 def test_nothing_lasting_gets_through(pieces: list[bytes]) -> None:

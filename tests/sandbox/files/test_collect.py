@@ -449,6 +449,31 @@ def test_a_folder_that_becomes_a_link_is_left_out(
     assert (f"folder/{secret.name}" in files) is follows
 
 
-@pytest.mark.parametrize("name", [".git", ".Renviron", "lefthook-local.yml", ".lefthook.toml", "opencode.jsonc"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(".git", ".Renviron", "lefthook-local.yml", ".lefthook.toml", "opencode.jsonc", ".tool-versions"),
+        *("rust-toolchain", "rust-toolchain.toml", ".htaccess", ".user.ini", ".bazelversion", "prek.toml"),
+        *("jupyter_server_config.py", "matplotlibrc", "sitecustomize.py", ".asdfrc", ".pam_environment"),
+    ],
+)
 def test_what_tools_act_upon_by_themselves_has_such_a_name(name: str) -> None:
     assert acted_upon.is_acted_upon(name) and acted_upon.is_acted_upon(name.upper(), folder=True)
+
+
+@pytest.mark.parametrize(
+    "name", ["Makefile", "tox.ini", "package.json", ".nvmrc", ".python-version", "babel.config.js"]
+)
+def test_what_an_agent_is_meant_to_write_has_no_such_name(name: str) -> None:
+    assert not acted_upon.is_acted_upon(name)
+
+
+def test_an_output_folder_that_became_a_link_after_it_was_named_is_not_followed(box: Path, tmp_path: Path) -> None:
+    (box / "a").write_text("a")
+    (tmp_path / "private").mkdir()
+    (tmp_path / "out").symlink_to("private")
+    (tmp_path / "above").symlink_to(".")
+    for place in (tmp_path / "out", tmp_path / "above/other"):
+        files, skipped = collected(box, place)
+        assert not files and "its folder on the host cannot be had" in skipped["a"]
+    assert not list((tmp_path / "private").iterdir()) and not list((tmp_path / "other").iterdir())

@@ -238,8 +238,8 @@ async def test_a_link_to_the_whole_project_does_not_make_it_read_only(backend: P
 async def test_there_are_not_more_than_a_box_can_have_and_the_rest_is_told_of(
     backend: ProcessBackend, tmp_path: Path
 ) -> None:
-    files = {f"scripts/{number:03}": "good" for number in range(260)}
-    links = {f".git/hooks/{number:03}": f"../../scripts/{number:03}" for number in range(260)}
+    files = {f"scripts/{number:03}": "good" for number in range(400)}
+    links = {f".git/hooks/{number:03}": f"../../scripts/{number:03}" for number in range(400)}
     # Far from the root: paths and descriptors of so many mounts are more than a socket holds at a time.
     project = made(tmp_path.joinpath(*["long" * 50] * 8, "project"), files, links)
     report = await shell(

@@ -16,7 +16,10 @@ from ringfence.core import canonical
 from ringfence.core.box import Attached
 from ringfence.core.errors import Refused
 from ringfence.core.model import Answer, Contract, Grant, Status
+from ringfence.core.secret import Secret
 from ringfence.governance.contract import build
+from ringfence.sandbox.tools.screening import OutputScreen
+from ringfence.secrets.redaction import TenantRedactor
 from tests.faking import make_call
 from tests.sandbox.fake_sessions import until
 from tests.sandbox.tools.calling import ALLOWED, LISTS, MINE, OTHERS, Caller, calling, named, words
@@ -245,7 +248,7 @@ async def test_what_a_contract_redacts_is_poured_to_nobody(tmp_path: Path) -> No
         session = await call.opened()
         await call("write_file", session=session, path="a", text="s3cret")
         told = await call.told("read_file", Attached(sink=sink), session=session, path="a")
-        assert told["text"] == "s3cret", "it goes through the guard"
+        assert told["text"] == "[redacted]"
         with pytest.raises(Refused):
             await call("read_folder", Attached(sink=sink), session=session, path="/workspace")
     assert got == []
@@ -363,3 +366,80 @@ async def test_something_else_in_the_place_of_the_folder_is_no_trouble(tmp_path:
         await call.opened()
         call.file("output").symlink_to("/etc")
         assert await listed(call) == []
+
+
+# ── A secret across the border of a page ──────────────────────────────────────────────────────────
+
+SECRET = "correct-horse-battery-staple"
+_KNOWN = (Secret("horse", SECRET),)
+WHOLE = f"before {SECRET} behind"
+
+
+def screen() -> OutputScreen:
+    return OutputScreen(TenantRedactor(lambda: _KNOWN), TenantRedactor(lambda: _KNOWN, shaped=False))
+
+
+@pytest.mark.parametrize("length", [1, 5, 12, 20])
+async def test_pages_of_a_file_show_no_piece_of_a_secret_wherever_they_end(length: int, tmp_path: Path) -> None:
+    async with calling(tmp_path) as call:
+        call.executor.screens = screen
+        session = await call.opened()
+        await call("write_file", session=session, path="a", text=WHOLE)
+        for offset in range(len(WHOLE)):
+            told = await call.told("read_file", session=session, path="a", offset=offset, length=length)
+            stop = offset + told["bytes"]
+            kept = [c for at, c in enumerate(WHOLE) if offset <= at < stop and not 7 <= at < 7 + len(SECRET)]
+            assert told["text"].replace("[redacted]", "") == "".join(kept)
+            assert told["next_offset"] is None or told["next_offset"] == stop
+            assert not 7 < stop < 7 + len(SECRET), "no page ends inside of it"
+
+
+async def test_pages_of_a_file_join_to_all_of_it_without_the_secret(tmp_path: Path) -> None:
+    async with calling(tmp_path) as call:
+        call.executor.screens = screen
+        session = await call.opened()
+        await call("write_file", session=session, path="a", text=WHOLE * 3)
+        got, at = "", 0
+        while at is not None:
+            told = await call.told("read_file", session=session, path="a", offset=at, length=10)
+            got, at = got + told["text"], told["next_offset"]
+        assert got == WHOLE.replace(SECRET, "[redacted]") * 3
+
+
+async def test_pages_of_a_file_show_no_piece_of_what_an_operators_pattern_finds(tmp_path: Path) -> None:
+    async with calling(tmp_path, small("read_file", 9000, redact=["case-[0-9]{8}"])) as call:
+        session = await call.opened()
+        await call("write_file", session=session, path="a", text="a case-12345678 b")
+        told = await call.told("read_file", session=session, path="a", length=9)
+        assert (told["text"], told["next_offset"]) == ("a [redacted]", 15)
+
+
+async def test_parts_of_what_is_no_text_show_no_piece_of_a_secret_and_keep_their_length(tmp_path: Path) -> None:
+    async with calling(tmp_path) as call:
+        call.executor.screens = screen
+        session = await call.opened()
+        whole = b"\0\xff" + SECRET.encode() + b"\xff\0"
+        await call("write_file", session=session, path="a", base64=base64.b64encode(whole).decode())
+        answer = await call("read_file", session=session, path="a", length=12)
+        assert answer.result is not None
+        assert base64.b64decode(answer.result["content"][0]["resource"]["blob"]) == b"\0\xff" + b"*" * 10
+
+
+@pytest.mark.parametrize(("offset", "length"), [(0, 12), (12, 12), (20, None), (0, None), (30, 100)])
+async def test_a_part_that_somebody_in_this_process_reads_shows_no_piece_of_a_secret(
+    offset: int, length: int | None, tmp_path: Path
+) -> None:
+    got: list[bytes] = []
+
+    async def sink(piece: bytes) -> None:
+        got.append(piece)
+
+    async with calling(tmp_path) as call:
+        call.executor.screens = screen
+        session = await call.opened()
+        await call("write_file", session=session, path="a", text=WHOLE)
+        wanted = {"offset": offset} | ({} if length is None else {"length": length})
+        told = await call.told("read_file", Attached(sink=sink), session=session, path="a", **wanted)
+        masked = WHOLE.replace(SECRET, "*" * len(SECRET)).encode()
+        expected = masked[offset : None if length is None else offset + length]
+        assert (b"".join(got), told["bytes"], told["sha256"]) == (expected, len(expected), named(expected)["sha256"])

@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 
 import typer
 
-from ringfence.cli import common, options
+from ringfence.cli import common, named_paths, options, program, running
 from ringfence.cli.box import shared
 from ringfence.cli.box.shared import IdArgument, finish, sandbox
 from ringfence.cli.terminal import safe
@@ -79,7 +79,8 @@ def get(
     if target == "-":
         finish(lambda: _print(config_path, id, path))
         return
-    place = Path(target or PurePosixPath(path).name or "workspace")
+    place = named_paths.real("TARGET", Path(target or PurePosixPath(path).name or "workspace"))
+    program.check_output("TARGET", place, running.own_config(config_path))
 
     async def work() -> Moved:
         async with sandbox(config_path, id) as box, shared.metered(f"get {path}") as meter:
@@ -117,7 +118,7 @@ def put(
         async with sandbox(config_path, id) as box, shared.metered(f"put {source}") as meter:
             if source == "-":
                 return Moved(1, (await box.files.write(path, sys.stdin.buffer)).bytes)
-            return await box.files.upload(source, path, on_progress=meter)
+            return await box.files.upload(named_paths.real("SOURCE", Path(source)), path, on_progress=meter)
 
     _print_moved(finish(work), as_json)
 

@@ -15,9 +15,10 @@ import anyio
 
 from ringfence import config, identity
 from ringfence.cli.common import own_command
+from ringfence.cli.definitions import Change
 from ringfence.cli.init.planning import NeededSecret, Planner, ServerPlan, bare_name, image_keys, start_words
 from ringfence.cli.progress import ProgressLine, progress
-from ringfence.cli.terminal import confirm, cut, json_text, quoted, safe
+from ringfence.cli.terminal import confirm, json_text, quoted, safe
 from ringfence.compose.gateway import App
 from ringfence.compose.packages import fetch as fetch_packages
 from ringfence.config import Config, clientfiles, writing
@@ -36,7 +37,6 @@ Each runs in a box of its own. Its contracts are a cautious draft: read them, an
 `mode: read` stands where the server says that a tool only reads. That is a hint: look at it.
 `ringfence check` says whether the file is right, `ringfence init --learn NAME` what a server lacks."""
 _VALUE = "(the value that is in {file} now)"
-_WIDEST = 100
 _FETCHED_AT_ONCE = 3
 
 
@@ -279,7 +279,8 @@ async def _started(taken: TakenOver, request: InitRequest) -> None:
         with progress("Starting servers", len(taken.kept)) as line:
             for plan in taken.kept:
                 try:
-                    taken.definitions[plan.name] = await app.pool.definitions(plan.name, app.agent)
+                    offered = await app.pool.definitions(plan.name, app.agent)
+                    taken.definitions[plan.name] = app.without_secrets(offered)
                 except RingfenceError as exc:
                     plan.remarks.append(f"It did not start: {exc}")
                     plan.failure = exc
@@ -309,12 +310,8 @@ def _tools(taken: TakenOver) -> Iterator[str]:
         yield ""
         yield safe(f"server {plan.name} has {len(tools)} tools")
         for tool in tools:
-            keys = writing.draft_contract(tool.body)
-            yield f"  {cut(tool.name, 40):40} {keys['mode']:6} {cut(_first(tool), _WIDEST - 50)}"
-
-
-def _first(definition: Definition) -> str:
-    return str(definition.body.get("description") or "").strip().partition("\n")[0]
+            yield from Change(tool, None).shown()
+            yield f"  drafted here as mode: {writing.draft_contract(tool.body)['mode']}"
 
 
 # ── Writing ───────────────────────────────────────────────────────────────────────────────────────

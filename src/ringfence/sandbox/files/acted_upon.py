@@ -2,9 +2,10 @@
 
 A name is here if some program reads it unasked, because it lies in the folder that the program is started in or opens,
 and then runs its content or grants trust because of it. Not here is what runs only when a person asks for exactly that,
-and what an agent is meant to write: `Makefile`, `package.json`, `conftest.py`, `.eslintrc.js`, `.pylintrc`,
-`ansible.cfg`, the workflows in `.github`; nor what such a program treats as data or text only: `.env`, `.editorconfig`,
-`.gitattributes`, `AGENTS.md`.
+and what an agent is meant to write: `Makefile`, `package.json`, `conftest.py`, `tox.ini`, `.eslintrc.js`, `.pylintrc`,
+`babel.config.js`, `webpack.config.js`, `ansible.cfg`, the workflows in `.github`; nor what such a program treats as
+data or text only, such as the number of a version that is installed: `.env`, `.editorconfig`, `.gitattributes`,
+`AGENTS.md`, `.nvmrc`, `.node-version`, `.python-version`, `.ruby-version`.
 
 A box may not change them where it may write to a folder of the host (`guarded`), and they are not copied out of it
 (`collect`).
@@ -55,7 +56,15 @@ _VERSION_CONTROL = (
     ".lefthook.toml",
     ".lefthook.yaml",
     ".lefthook.yml",
+    ".overcommit.yml",
     ".pre-commit-config.yaml",
+    ".pre-commit-config.yml",
+    "prek.toml",
+    ".huskyrc",
+    ".huskyrc.js",
+    ".huskyrc.json",
+    ".jjconfig.toml",
+    ".tigrc",
     ".hg",
     ".hgrc",
     ".jj",
@@ -96,6 +105,9 @@ _EDITORS = (
     ".lvimrc",
     ".theia",
     ".vs",
+    ".doom.d",
+    ".spacemacs",
+    ".ycm_extra_conf.py",
 )
 _AGENTS = (
     *WITH_PROJECTS,
@@ -159,6 +171,12 @@ _SHELLS = (
     ".rvmrc",
     "mise.local.toml",
     "mise.toml",
+    # Shims run the version that these name, which may be a path of the project's.
+    ".asdfrc",
+    ".tool-versions",
+    ".direnvrc",
+    ".pam_environment",
+    ".wezterm.lua",
 )
 _PACKAGES = (
     ".bundle",
@@ -181,6 +199,15 @@ _PACKAGES = (
     ".yarnrc",
     ".yarnrc.yml",
     "bunfig.toml",
+    # Builds run the compiler, the version manager or the Java machine that these name.
+    ".bazeliskrc",
+    ".bazelrc",
+    ".bazelversion",
+    ".lein",
+    ".pdm-python",
+    ".sbtopts",
+    "rust-toolchain",
+    "rust-toolchain.toml",
 )
 _TOOLS = (
     ".Rprofile",
@@ -228,12 +255,46 @@ _TOOLS = (
     ".local/share/systemd",
     ".pdbrc.py",
     ".perldb",
+    ".config/direnv",
+    ".config/environment.d",
+    ".config/nvim",
+    ".config/starship.toml",
+    ".gnuplot",
+    ".guile",
+    ".lessfilter",
+    ".mailcap",
+    ".muttrc",
+    ".procmailrc",
+    ".pythonrc",
+    ".pythonrc.py",
+    ".racketrc",
+    ".radare2rc",
+    ".sbclrc",
+    ".swiplrc",
+    "matplotlibrc",
+    "sitecustomize.py",
+    "usercustomize.py",
+    # Jupyter reads its settings, which are Python, from the folder that it is started in.
+    ".jupyter",
+    "jupyter_config.json",
+    "jupyter_config.py",
+    "jupyter_lab_config.json",
+    "jupyter_lab_config.py",
+    "jupyter_notebook_config.json",
+    "jupyter_notebook_config.py",
+    "jupyter_server_config.json",
+    "jupyter_server_config.py",
+    # Web servers obey these in every folder that they serve.
+    ".htaccess",
+    ".htpasswd",
+    ".user.ini",
 )
 _CREDENTIALS = (
     ".aws",
     ".docker",
     ".gnupg",
     ".kube",
+    ".my.cnf",
     ".netrc",
     ".rhosts",
     ".shosts",

@@ -20,7 +20,7 @@ from pathlib import Path
 from ringfence.core.box import FileFact
 from ringfence.core.system import write_all
 from ringfence.sandbox.files.acted_upon import WHY, is_acted_upon
-from ringfence.sandbox.files.paths import CREATE, FOLDER, READ, kind, opened, shown, unfit
+from ringfence.sandbox.files.paths import CREATE, FOLDER, READ, kind, open_without_links, opened, shown, unfit
 
 OUTPUT = "/workspace/output"
 DEEPEST = 32
@@ -73,8 +73,9 @@ def collect(
     """Read the files below an open folder, and copy them to `output` if one is given. Also returns what was left out,
     and why.
 
-    `output` is made when there is something to put into it. Regular files there are replaced, each atomically. Files
-    keep the right to be executed and no other. Reads up to `max_bytes`: run it in a thread where that is much.
+    `output` is a path without links, made when there is something to put into it. Regular files there are replaced,
+    each atomically. Files keep the right to be executed and no other. Reads up to `max_bytes`: run it in a thread where
+    that is much.
     """
     collector = _Collector(max_bytes, max_files, take)
     target = _Target(None, output) if output is not None else None
@@ -215,9 +216,9 @@ class _Target:
     def _open(self) -> int:
         if self._fd is None:
             if self._above is None:
-                # The path to the folder that the user named may contain links; nothing below it may be one.
+                # Where its path leads was looked up when it was named: a link on it came later.
                 os.makedirs(self._name, exist_ok=True)
-                self._fd = os.open(self._name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                self._fd = open_without_links(str(self._name), os.O_RDONLY | os.O_DIRECTORY)
             else:
                 above = self._above._open()
                 with suppress(FileExistsError):

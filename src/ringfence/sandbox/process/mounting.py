@@ -25,7 +25,7 @@ from ringfence.sandbox.files import guarded
 from ringfence.sandbox.process.zygote import kernel
 
 MOST = 32
-_MOST_IN_ALL = 256
+_MOST_IN_ALL = 384
 """Including what is held in them: more than there are names, so that one folder cannot have too many."""
 _SYSTEM = ("proc", "sys", "dev", "etc", "usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "run")
 _OURS = ("/workspace", "/workspace/output", "/workspace/tmp")

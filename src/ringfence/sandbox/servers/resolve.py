@@ -31,6 +31,8 @@ _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _INTERPRETERS = ("python", "node", "nodejs", "deno", "bun", "ruby", "perl", "sh", "bash", "dash")
 _VALUED = {"-m": 1, "-c": 1, "-e": 1, "--eval": 1, "-p": 1, "-W": 1, "-X": 1, "-r": 1, "--require": 1, "--import": 1}
 """Options of interpreters that take a word; the first five run something that is no file."""
+_LOADED_FROM = ("PYTHONPATH", "NODE_PATH", "PERL5LIB", "RUBYLIB", "LD_LIBRARY_PATH", "LD_PRELOAD")
+"""Variables that name folders or files which code is loaded from."""
 _COVERED = ("/workspace", "/tmp", "/var/tmp", "/dev", "/proc")  # noqa: S108 - as they are called in a box
 """Paths of an image that a box replaces by its own."""
 _MOST_BESIDE = 100
@@ -81,6 +83,36 @@ def resolve(
     if mounted is None:
         return search.run(tuple(command))
     return search.run_mounted(tuple(command), mounted)
+
+
+def code_of(
+    command: Sequence[str], environment: Mapping[str, str], cwd: str, mounts: Sequence[Mount] = ()
+) -> tuple[str, ...]:
+    """The files and folders of the host that the code of a command comes from, by their real paths; what cannot be
+    found is left out. `environment` may name folders that interpreters load code from."""
+    found: list[str] = []
+    try:
+        resolved = resolve(command, environment, cwd, Hidden(lambda _: None), mounts)
+        found += (*resolved.trees, *resolved.files.values())
+    except (ValueError, OSError):  # it cannot be started, and starting it will report that
+        pass
+    named = [command[0]]
+    if os.path.basename(command[0]).rstrip("0123456789.") in _INTERPRETERS:
+        place = _script_place(command[1:])
+        named += [] if place is None else [command[1 + place]]
+    named += [folder for name in _LOADED_FROM for folder in environment.get(name, "").split(":") if folder]
+    for path in (os.path.join(cwd, each) for each in named if "/" in each or os.path.exists(os.path.join(cwd, each))):
+        mount = next((each for each in mounts if within(os.path.normpath(path), each.at)), None)
+        on_host = path if mount is None else mount.host + os.path.normpath(path).removeprefix(mount.at)
+        if not _is_system(on_host):
+            found.append(on_host)
+    return tuple(dict.fromkeys(map(os.path.realpath, found)))
+
+
+def is_installed(folder: str) -> bool:
+    """Whether a folder holds installed code and nothing else: then all below it is loaded by its own rules."""
+    real = os.path.realpath(folder)
+    return _outermost(real, "node_modules") is not None or _environment_of(f"{real}/bin") is not None
 
 
 def resolve_in_image(
@@ -217,15 +249,8 @@ class _Search:
 
     def _script(self, words: Sequence[str]) -> int | None:
         """Which of the words names the script of an interpreter, where that is an existing file."""
-        index = 0
-        while index < len(words) and words[index].startswith("-") and words[index] != "-":
-            option = words[index]
-            if option == "-m" and index + 1 < len(words):
-                self._module(words[index + 1])
-            if option in ("-m", "-c", "-e", "--eval", "-p"):
-                return None
-            index += 1 + _VALUED.get(option, 0)
-        if index >= len(words) or words[index] == "-":
+        index = _script_place(words, self._module)
+        if index is None:
             return None
         script = os.path.normpath(os.path.join(self._cwd, words[index]))
         self._check_link(words[index], script)
@@ -312,6 +337,19 @@ class _Search:
             for at, host in found.files.items()
             if not any(at != other and within(at, other) for other in found.files)
         }
+
+
+def _script_place(words: Sequence[str], module: Callable[[str], None] | None = None) -> int | None:
+    """Which of an interpreter's words names its script; None where none does. `module` is told of one after `-m`."""
+    index = 0
+    while index < len(words) and words[index].startswith("-") and words[index] != "-":
+        option = words[index]
+        if option == "-m" and index + 1 < len(words) and module is not None:
+            module(words[index + 1])
+        if option in ("-m", "-c", "-e", "--eval", "-p"):
+            return None
+        index += 1 + _VALUED.get(option, 0)
+    return None if index >= len(words) or words[index] == "-" else index
 
 
 # ── Files ─────────────────────────────────────────────────────────────────────────────────────────

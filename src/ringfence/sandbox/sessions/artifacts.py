@@ -83,7 +83,7 @@ class Artifacts:
             with self._turn:
                 self._kept[id_] = mine
             try:
-                place = self._folder / id_ / _OUTPUT
+                place = Path(os.path.realpath(self._folder)) / id_ / _OUTPUT
                 take = partial(self._take, mine)
                 return collect(output, place, max_bytes=max_bytes, max_files=_MOST_FILES, take=take)[1]
             finally:

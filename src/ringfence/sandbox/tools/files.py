@@ -7,7 +7,7 @@ import binascii
 import hashlib
 import secrets
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ringfence.core import canonical
 from ringfence.core.box import MIB, FileFact
@@ -75,14 +75,27 @@ async def read_file(task: Task) -> Answer:
     offset = task.given.get("offset", 0)
     size = (await task.keeper.stat(task.owner, task.session, path)).bytes
     most = (task.most_bytes - SPARE_BYTES) * 3 // 4
-    data = await task.keeper.read(task.owner, task.session, path, offset, min(task.given.get("length", most), most))
+    length = min(task.given.get("length", most), most)
+    around = task.screen.around(task.grant.contract.redact)
+    before = min(offset, around)
+    all_of_it = await task.keeper.read(task.owner, task.session, path, offset - before, before + length + around)
+    data = all_of_it[before : before + length]
     size = max(size, offset + len(data))
     mime = type_of(path, data[: _whole(data)] if offset + len(data) < size else data)
     if mime.startswith("image/") and mime != "image/svg+xml" and not offset and len(data) == size:
         picture = {"type": "image", "data": base64.b64encode(data).decode(), "mimeType": mime}
         return task.answer(_about(task, mime, len(data), size), "", [picture])
-    words = as_text(data[: _whole(data)])
-    return _blob(task, mime, data, size) if words is None else _words(task, mime, data, size)
+    if as_text(data[: _whole(data)]) is None:
+        return _blob(task, mime, task.screen.masked(all_of_it, before, before + len(data)), size)
+    return await _words(task, mime, _Around(all_of_it, before, before + len(data)), size)
+
+
+class _Around(NamedTuple):
+    """A page of a file, with what stands before and behind it."""
+
+    data: bytes
+    start: int
+    stop: int
 
 
 def _about(task: Task, mime: str, taken: int, size: int) -> Json:
@@ -97,16 +110,20 @@ def _rest(about: Json) -> list[Json]:
     return [text(f"[{about['size'] - about['next_offset']} bytes more: read on with offset={about['next_offset']}]")]
 
 
-def _words(task: Task, mime: str, data: bytes, size: int) -> Answer:
+async def _words(task: Task, mime: str, page: _Around, size: int) -> Answer:
     """Shorten it until the result fits: it stands there twice."""
-    room = len(data) if "length" in task.given else min(len(data), task.most_chars or _TEXT_BYTES)
+    all_of_it = page.stop - page.start
+    room = all_of_it if "length" in task.given else min(all_of_it, task.most_chars or _TEXT_BYTES)
+    searched = await task.screen.searched(page.data, task.grant.contract.redact)
     while True:
-        part = data[: _whole(data[:room]) or room]
-        about = _about(task, mime, len(part), size)
-        words = part.decode("utf-8", "replace")
+        stop = page.start + (_whole(page.data[page.start : page.start + room]) or room)
+        clean, stop = searched.page(page.start, stop)
+        about = _about(task, mime, stop - page.start, size)
+        words = clean.data.decode("utf-8", "replace")
         content = [text(words), *_rest(about)]
         structured = {**about, "text": words}
         if room <= 1 or len(canonical.dumps([content, structured])) <= task.most_bytes - SPARE_BYTES:
+            task.screen.counted(clean)
             return task.answer(structured, "", content)
         room //= 2
 
@@ -132,30 +149,38 @@ def _blob(task: Task, mime: str, data: bytes, size: int) -> Answer:
 async def _poured(task: Task) -> Answer:
     """Hand the file to the caller piece by piece, however long it is."""
     path = task.given["path"]
-    at = task.given.get("offset", 0)
-    left = task.given.get("length")
-    size = 0
-    pour = _Pour(task)
-    while left is None or left > 0:
+    begin = task.given.get("offset", 0)
+    length = task.given.get("length")
+    end = None if length is None else begin + length
+    around = task.screen.around_file
+    at = max(0, begin - around)
+    pour = _Pour(task, at, begin, end)
+    while end is None or at < end + around:
         piece = await task.keeper.read(
-            task.owner, task.session, path, at, _PIECE if left is None else min(left, _PIECE)
+            task.owner, task.session, path, at, _PIECE if end is None else min(end + around - at, _PIECE)
         )
         if not piece:
             break
-        size, at = size + len(piece), at + len(piece)
-        left = None if left is None else left - len(piece)
+        at += len(piece)
         await pour(piece)
     digest = await pour.end()
-    return task.answer({"path": path, "bytes": size, "sha256": digest}, f"{size} bytes")
+    return task.answer({"path": path, "bytes": pour.size, "sha256": digest}, f"{pour.size} bytes")
 
 
 class _Pour:
-    """Bytes on their way to a caller, without the secrets in them, and the digest of what arrives."""
+    """Bytes on their way to a caller, without the secrets in them, and the digest of what arrives. What is searched may
+    begin before the part that the caller wants, and end behind it."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, at: int = 0, begin: int = 0, end: int | None = None) -> None:
+        """The first byte is the file's byte `at`; the caller gets those from `begin` to `end`."""
         self._task = task
         self._search = task.screen.file()
         self._digest = hashlib.sha256()
+        self._at = at
+        self._begin = begin
+        self._end = end
+        self.size = 0
+        """How many bytes the caller got."""
 
     async def __call__(self, piece: bytes) -> None:
         await self._sink(piece if self._search is None else self._search.feed(piece))
@@ -168,9 +193,12 @@ class _Pour:
 
     async def _sink(self, piece: bytes) -> None:
         assert self._task.attached.sink is not None
-        if piece:
-            self._digest.update(piece)
-            await self._task.attached.sink(piece)
+        wanted = piece[max(0, self._begin - self._at) : None if self._end is None else max(0, self._end - self._at)]
+        self._at += len(piece)
+        if wanted:
+            self.size += len(wanted)
+            self._digest.update(wanted)
+            await self._task.attached.sink(wanted)
 
 
 @Tool(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
-from ringfence.core.box import Ran
+from ringfence.core.box import Ran, Stream
 from ringfence.core.model import Answer, Json, Mode
+from ringfence.core.record import dataclass
 from ringfence.core.sessions import ProcessState
 from ringfence.sandbox.tools.definition import (
     COUNT,
@@ -78,31 +80,126 @@ async def list_processes(task: Task) -> Answer:
     named("session", "process", "running", "stdout", "stderr", "stdout_at", "stderr_at"),
 )
 async def process_output(task: Task) -> Answer:
-    given = task.given
     number = task.given["process"]
-    at = (given.get("stdout_at", 0), given.get("stderr_at", 0))
-    logs = await task.keeper.logs(task.owner, task.session, number, *at)
-    stdout = logs.stdout
-    stderr = logs.stderr  # the guard searches it, or the screen on its way to a caller that listens
-    result: Json = {"process": number, "running": logs.running}
+    running, pages = await _pages(task, number)
+    result: Json = {"process": number, "running": running}
     if task.attached.tell is not None and task.open:
-        for stream, data in (("stdout", stdout), ("stderr", stderr)):
-            task.attached.tell("stdout" if stream == "stdout" else "stderr", data)
-        return task.answer({**result, "stdout_at": logs.stdout_at, "stderr_at": logs.stderr_at}, "")
+        for stream, page in pages.items():
+            clean, at = await page.shown(task, None)
+            task.attached.tell(stream, clean)
+            result[f"{stream}_at"] = at
+        return task.answer(result, "")
     # What does not fit comes with the next call.
     room = max(1, (task.most_bytes - SPARE_BYTES) // _ESCAPED // 2)
     if task.most_chars is not None:
-        room = min(room, max(1, task.most_chars // (2 if stdout and stderr else 1)))
-    rest_out = len(stdout[room:])
-    rest_err = len(stderr[room:])
-    result |= {"stdout_at": logs.stdout_at - rest_out, "stderr_at": logs.stderr_at - rest_err}
-    shown = [part[:room].decode("utf-8", "replace") for part in (stdout, stderr)]
-    content = [text(shown[0])]
-    if shown[1]:
-        content.append(text(f"stderr:\n{shown[1]}"))
-    if rest_out or rest_err:
-        content.append(text(f"[{rest_out + rest_err} bytes more: ask again from stdout_at and stderr_at]"))
-    return task.answer({**result, "stdout": shown[0], "stderr": shown[1]}, "", content)
+        room = min(room, max(1, task.most_chars // (2 if all(page.length for page in pages.values()) else 1)))
+    rest = 0
+    for stream, page in pages.items():
+        clean, at = await page.shown(task, room)
+        result |= {stream: clean.decode("utf-8", "replace"), f"{stream}_at": at}
+        rest += max(0, page.end - at)
+    content = [text(result["stdout"])]
+    if result["stderr"]:
+        content.append(text(f"stderr:\n{result['stderr']}"))
+    if rest:
+        content.append(text(f"[{rest} bytes more: ask again from stdout_at and stderr_at]"))
+    return task.answer(result, "", content)
+
+
+@dataclass(slots=True)
+class _Page:
+    """What a command has written to a stream from an offset on, with what stands before and behind it."""
+
+    data: bytes
+    begins: int
+    """The offset of its first byte."""
+    start: int
+    """The offset that was asked for, or where there is something again behind what was dropped."""
+    end: int
+    """The offset of the end of what is there to be shown; data goes on where the command went on writing since."""
+    hidden: int = 0
+    """How many bytes before the end are not shown: what follows them was dropped, so nobody can tell what they are."""
+
+    @property
+    def length(self) -> int:
+        return max(0, self.end - self.start)
+
+    async def shown(self, task: Task, room: int | None) -> tuple[bytes, int]:
+        """What of it may be shown, at most so many bytes, and the offset to ask from next time."""
+        last = max(self.start, self.end - self.hidden)
+        stop = last if room is None else min(last, self.start + room)
+        searched = await task.screen.searched(self.data, task.grant.contract.redact)
+        clean, stop = searched.page(self.start - self.begins, stop - self.begins)
+        at = max(stop + self.begins, self.start)
+        return task.screen.counted(clean), self.end if last <= at < self.end else at
+
+
+async def _pages(task: Task, number: int) -> tuple[bool, dict[Stream, _Page]]:
+    """Whether a command runs, and what there is of both of its streams from the offsets on that the caller gives.
+
+    The last bytes of a command that runs may be the beginning of a secret. They are shown if nothing follows them for
+    a moment, as it is with output that is shown as it comes."""
+    around = task.screen.around(task.grant.contract.redact)
+    at = (task.given.get("stdout_at", 0), task.given.get("stderr_at", 0))
+
+    async def told(places: Iterable[int]) -> tuple[bool, tuple[_Part, _Part]]:
+        logs = await task.keeper.logs(task.owner, task.session, number, *places)
+        return logs.running, (_Part(logs.stdout, logs.stdout_at), _Part(logs.stderr, logs.stderr_at))
+
+    running, before = await told(max(0, place - around) for place in at)
+    here = before
+    if any(part.end <= place for part, place in zip(before, at, strict=True)):
+        running, here = await told(part.end for part in before)
+    found = [_Found(place, max(0, place - around), *parts) for place, *parts in zip(at, before, here, strict=True)]
+    after = None
+    if around and any(one.end > one.at for one in found):
+        if running and task.screen.reach:
+            await asyncio.sleep(task.screen.patience_seconds)
+        after = (await told(one.end for one in found))[1]
+    reach = task.screen.reach
+    out, err = (one.page(reach, None if after is None else after[place]) for place, one in enumerate(found))
+    return running, {"stdout": out, "stderr": err}
+
+
+class _Part(NamedTuple):
+    data: bytes
+    end: int
+
+    @property
+    def begins(self) -> int:
+        return self.end - len(self.data)
+
+
+class _Found(NamedTuple):
+    """What there is of one stream at an offset."""
+
+    at: int
+    asked: int
+    """The offset from which on it was asked for: somewhat before."""
+    before: _Part
+    here: _Part
+    """What there is from the end of what stands before."""
+
+    @property
+    def end(self) -> int:
+        return self.before.end if self.before.end > self.at else max(self.before.end, self.here.end)
+
+    def page(self, reach: int, after: _Part | None) -> _Page:
+        data = self.before.data
+        begins = self.before.begins
+        cut = begins > self.asked
+        if self.before.end <= self.at:
+            if self.here.begins == self.before.end:
+                data += self.here.data
+            else:  # what stood between was dropped
+                data, begins, cut = self.here.data, self.here.begins, True
+        # Half a secret beside a gap is still half a secret, and the same length goes whatever it is.
+        start = min(max(self.at, begins + reach if cut else begins), max(self.end, self.at))
+        if after is None or not after.data:
+            return _Page(data, begins, start, self.end)
+        if after.begins == self.end:
+            return _Page(data + after.data, begins, start, self.end)
+        return _Page(data, begins, start, self.end, reach)
 
 
 @Tool(
@@ -127,12 +224,28 @@ async def wait_process(task: Task) -> Answer:
         info = await task.keeper.wait(task.owner, task.session, number, seconds)
         return _waited(task, info)
     at = (given.get("stdout_at", 0), given.get("stderr_at", 0))
+    await _remember(task, number, at)
     try:
         async with asyncio.timeout(seconds):
             info = await task.keeper.follow(task.owner, task.session, number, at, tell)
     except TimeoutError:
         info = await task.keeper.wait(task.owner, task.session, number, 0)
     return _waited(task, info)
+
+
+async def _remember(task: Task, number: int, at: tuple[int, int]) -> None:
+    """A secret may stand across the place where the caller left off."""
+    around = task.screen.around()
+    if around and any(at):
+        asked = (max(0, place - around) for place in at)
+        logs = await task.keeper.logs(task.owner, task.session, number, *asked)
+        for stream, part, place in (
+            ("stdout", _Part(logs.stdout, logs.stdout_at), at[0]),
+            ("stderr", _Part(logs.stderr, logs.stderr_at), at[1]),
+        ):
+            if part.begins < place <= part.end:
+                seen = part.data[: place - part.begins]
+                task.screen.went_before("stdout" if stream == "stdout" else "stderr", seen)
 
 
 def _waited(task: Task, info: ProcessState) -> Answer:

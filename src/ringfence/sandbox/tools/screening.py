@@ -9,24 +9,29 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ringfence.core.aio import in_thread
 from ringfence.core.box import Attached, BoxReport, Captured, FileFact, Shown, Stream
 from ringfence.core.sessions import CellReport, Failure, StepReport
-from ringfence.secrets.redaction import MOST_HELD, Redacted, RedactingStream, TenantRedactor
+from ringfence.sandbox.files.paths import open_without_links
+from ringfence.secrets.redaction import MOST_HELD, Redacted, RedactingStream, SearchedText, TenantRedactor, searched
 
 _OUTPUT = "/workspace/output/"
 _PIECE = 1 << 20
 _MOST_PROBLEMS = 5
-_PATIENCE_SECONDS = 0.1
-"""How long the last bytes of a stream wait for what follows."""
+_LONG = 100_000
+"""A text that is longer is searched beside the loop."""
 
 
 class OutputScreen:
     """All output of one call passes through it. It counts what it removed, by rule and by secret."""
+
+    patience_seconds = 0.1
+    """How long the last bytes of a stream wait for what follows."""
 
     def __init__(self, shown: TenantRedactor | None = None, kept: TenantRedactor | None = None) -> None:
         """`shown` is for what is read, `kept` for files."""
@@ -59,7 +64,7 @@ class OutputScreen:
         if (clock := self._clocks.pop(stream, None)) is not None:
             clock.cancel()
         if searched.held:
-            self._clocks[stream] = asyncio.get_running_loop().call_later(_PATIENCE_SECONDS, self._rest, stream)
+            self._clocks[stream] = asyncio.get_running_loop().call_later(self.patience_seconds, self._rest, stream)
 
     def _rest(self, stream: Stream) -> None:
         attached = self._attached
@@ -81,6 +86,40 @@ class OutputScreen:
         for stream in tuple(self._streams):
             self._rest(stream)
         self._streams.clear()
+
+    # ── Page by page ──
+    #
+    # A reader chooses where a page begins and ends, and could have a secret shown in pieces that are none. So a page is
+    # searched together with what stands before and after it, and what is found there goes as a whole.
+
+    def around(self, patterns: Sequence[str] = ()) -> int:
+        """How many bytes before and behind a page are searched with it."""
+        if self._shown is None or self._shown.idle:
+            return MOST_HELD if patterns else 0
+        return max(MOST_HELD, min(self._shown.values.reach, _PIECE))
+
+    @property
+    def reach(self) -> int:
+        """How many bytes of a known secret may be missing at a place where a text was cut, at most."""
+        return 0 if self._shown is None or self._shown.idle else max(0, self._shown.values.reach - 1)
+
+    async def searched(self, data: bytes, patterns: Sequence[str] = ()) -> SearchedText:
+        """A text of which pages are to be shown, without what an operator's own patterns find, too."""
+        values = None if self._shown is None or self._shown.idle else self._shown.values
+        if len(data) <= _LONG:
+            return searched(data, values, patterns)
+        return await in_thread(lambda: searched(data, values, patterns))
+
+    def masked(self, data: bytes, start: int, stop: int) -> bytes:
+        """A page of what is no text: known secrets alone are searched, and it stays as long as it was."""
+        values = None if self._kept is None or self._kept.idle else self._kept.values
+        return self.counted(searched(data, values).masked(start, stop))
+
+    def went_before(self, stream: Stream, data: bytes) -> None:
+        """What the caller has of a stream already."""
+        if self._shown is not None and data:
+            begun = self._streams[stream] = self._shown.stream()
+            begun.went_before(data)
 
     # ── When it is over ──
 
@@ -148,8 +187,8 @@ class OutputScreen:
             # how much is left must not reveal what it was.
             room = values.reach - 1
             end = min(max(0, len(head) - room), values.begun(head, MOST_HELD))
-            clean_head = self._counted(values.within(head, 0, end))
-            clean_tail = self._counted(values.within(tail, min(len(tail), room), len(tail)))
+            clean_head = self.counted(values.within(head, 0, end))
+            clean_tail = self.counted(values.within(tail, min(len(tail), room), len(tail)))
         if (clean_head, clean_tail) == (stream.head, stream.tail) or (whole and clean_head == head):
             return stream
         kept = len(clean_head) + len(clean_tail)
@@ -159,13 +198,19 @@ class OutputScreen:
 
     def _bytes(self, data: bytes) -> bytes:
         assert self._shown is not None
-        return self._counted(self._shown.redacted(data)) if self._shown.matches(data) else data
+        return self.counted(self._shown.redacted(data)) if self._shown.matches(data) else data
 
-    def _counted(self, found: Redacted) -> bytes:
+    def counted(self, found: Redacted) -> bytes:
+        """What is left; what went is counted."""
         self._count(found.rules, found.secrets)
         return found.data
 
     # ── Files ──
+
+    @property
+    def around_file(self) -> int:
+        """How many bytes before and behind a part of a file are searched with it."""
+        return 0 if self._kept is None or self._kept.idle else min(max(0, self._kept.values.reach - 1), MOST_HELD)
 
     def file(self) -> RedactingStream | None:
         """A stream for the bytes of one file; None where there is nothing to search for."""
@@ -196,7 +241,7 @@ class OutputScreen:
     def _artifact(self, fact: FileFact, path: Path) -> FileFact:
         """Raises OSError."""
         # We made it, in a folder of the caller's own; a link put in its place since is not followed.
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        handle = open_without_links(str(path), os.O_RDONLY | os.O_NONBLOCK)
         try:
             searched, _ = self._search(handle, None)
             if not searched.rules:
