@@ -47,7 +47,8 @@ class Lists:
         found = self.listed.get(request.server, [])
         if isinstance(found, Exception):
             raise found
-        return {"resources": found.get(request.principal.agent, []) if isinstance(found, dict) else list(found)}
+        items = found.get(request.principal.agent, []) if isinstance(found, dict) else found
+        return {"resources": [{"name": "n", **item} for item in items]}
 
 
 @asynccontextmanager
@@ -200,17 +201,17 @@ async def test_resources_are_those_that_their_servers_list_allows(tmp_path: Path
     async with shelved(tmp_path, Said(), lists) as (shelf, way):
         specs = [ServerSpec(name, resources=("doc:*",)) for name in ("a", "b")] + [ServerSpec("c")]
         way.pipeline.rules = swapped(way.pipeline.rules, *specs)
-        assert await shelf.resources(ALICE, templates=False) == [{"uri": "doc:1", "x": 1}]
+        assert await shelf.resources(ALICE, templates=False) == [{"name": "n", "uri": "doc:1", "x": 1}]
 
 
 async def test_what_sessions_left_comes_after_the_servers_lists_and_is_nobody_elses(tmp_path: Path) -> None:
     own = "ringfence://session/box_1/output/a"
     async with shelved(tmp_path, Said(), Lists(a=[{"uri": "doc:1"}, {"uri": own}])) as (shelf, way):
         way.pipeline.rules = swapped(way.pipeline.rules, ServerSpec("a", resources=("*",)))
-        assert await shelf.resources(ALICE, templates=False) == [{"uri": "doc:1"}], "no server can claim one of ours"
+        found = [{"name": "n", "uri": "doc:1"}]
+        assert await shelf.resources(ALICE, templates=False) == found, "no server can claim one of ours"
         shelf.has_sessions = lambda: True
         way.pipeline.rules = replace(way.pipeline.rules, implicit={**way.pipeline.rules.implicit, "ringfence": LISTS})
-        found = [{"uri": "doc:1"}]
         assert await shelf.resources(ALICE, templates=False) == found, "others are listed where that is not available"
         assert [body["call"]["tool"] for body in way.finished()][-1] == "resources/list", "it is a call, on record"
         assert await shelf.resource_server(ALICE, own) == "ringfence"

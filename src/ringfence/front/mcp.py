@@ -276,17 +276,22 @@ class McpFront:
     # ── lists ─────────────────────────────────────────────────────────────────────────────────────
 
     async def _list_tools(self, asked: ClientRequest, inbound: Inbound) -> Json:
-        return {"tools": self.listing.tools()}
+        return {"tools": self.listing.tools(asked.version)}
 
     async def _list_prompts(self, asked: ClientRequest, inbound: Inbound) -> Json:
-        return {"prompts": self.listing.prompts()}
+        return {"prompts": self.listing.prompts(asked.version)}
 
     async def _list_resources(self, asked: ClientRequest, inbound: Inbound) -> Json:
-        return {"resources": await self.listing.resources(inbound.principal, templates=False, origin=inbound.origin)}
+        return {"resources": await self._resources(asked, templates=False)}
 
     async def _list_templates(self, asked: ClientRequest, inbound: Inbound) -> Json:
-        found = await self.listing.resources(inbound.principal, templates=True, origin=inbound.origin)
-        return {"resourceTemplates": found}
+        return {"resourceTemplates": await self._resources(asked, templates=True)}
+
+    async def _resources(self, asked: ClientRequest, *, templates: bool) -> list[Json]:
+        inbound = asked.inbound
+        return await self.listing.resources(
+            inbound.principal, templates=templates, origin=inbound.origin, version=asked.version
+        )
 
     # ── subscriptions and log levels ──────────────────────────────────────────────────────────────
 
