@@ -36,7 +36,7 @@ from ringfence.front.http import HttpFront
 from ringfence.front.mcp import McpFront
 from ringfence.front.refusals import Refusals
 from ringfence.front.stdio import StdioFront
-from ringfence.governance.approvals import ALWAYS, Approvals, Requirement
+from ringfence.governance.approvals import ALWAYS, Approvals, QuestionPlaces, Requirement
 from ringfence.governance.budget import Budget
 from ringfence.governance.contract import GONE, Catalog, Schemas, Standing
 from ringfence.governance.dispatch import Dispatcher, DispatchTargets
@@ -81,6 +81,7 @@ class App:
         self.agent: Principal = identity.local_agent(settings.people, identity.os_user())
         self._schemas = Schemas()
         self._live: dict[str, dict[tuple[str, str], Definition]] = {}
+        self._places = QuestionPlaces()
         self._unfit: dict[str, list[str]] = {}
         """By server: which of its definitions are not offered, and why, as the operator was told."""
         self._doubts: frozenset[str] = frozenset()
@@ -452,6 +453,7 @@ class App:
                 settings.approvals,
                 settings.people,
                 wait_seconds=settings.gateway.approval_wait_seconds,
+                places=self._places,
             ),
             servers=settings.servers,
             prompts=prompts,
