@@ -179,6 +179,20 @@ async def test_a_subscription_that_its_client_takes_back_is_ended(tmp_path: Path
         assert not front._watchers
 
 
+async def test_no_person_is_asked_for_the_end_of_a_subscription(tmp_path: Path) -> None:
+    async with fronted(tmp_path) as (front, way):
+        client = inbound()
+        await ask(front, "resources/subscribe", client, uri=PUBLIC)
+        way.pipeline.rules = replace(way.pipeline.rules, policy=policy(rule("ask")))
+        await front.ended("s1", ALICE, client.watching)
+        assert told(way)[-1] == ("resource", "resources/unsubscribe", PUBLIC, "success")
+        assert way.store.reader().approvals() == []
+        with pytest.raises(MCPError, match="A person must approve"):
+            await ask(front, "resources/subscribe", client, uri=PUBLIC)
+        (question,) = way.store.reader().approvals()
+        assert question.summary["method"] == "resources/subscribe", "a person sees that it is no read"
+
+
 async def test_the_end_of_a_session_is_on_record_too(tmp_path: Path) -> None:
     async with fronted(tmp_path) as (front, way):
         client = inbound()

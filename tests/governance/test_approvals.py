@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -255,3 +256,30 @@ async def test_questions_that_are_asked_at_the_same_time_share_the_places(
             group.start_soon(one, number)
     assert reasons.count("approval_required") == 4
     assert len(store.reader().approvals()) == 4 and not made._places._taken
+
+
+async def test_a_client_whose_questions_take_long_to_prepare_holds_up_itself(store: Store) -> None:
+    made = approvals(store)
+    prepared: list[str] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    async def one(session: str, number: int) -> None:
+        def summary() -> Json:
+            begun.set()
+            go_on.wait(tooling.PATIENCE)
+            prepared.append(session)
+            return {"tool": "pay"}
+
+        call = replace(make_call("pay"), session=session)
+        with pytest.raises(Refused):
+            await made.obtain(call, f"{session} {number}", ONE, summary, Client())
+
+    async with anyio.create_task_group() as group:
+        for number in range(10):
+            group.start_soon(one, "greedy", number)
+        await anyio.to_thread.run_sync(begun.wait)
+        group.start_soon(one, "other", 0)
+        await anyio.wait_all_tasks_blocked()
+        go_on.set()
+    assert prepared.index("other") <= 2 and prepared.count("greedy") == 10
+    assert not made._turns

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from weakref import WeakValueDictionary
 
 from ringfence.audit.approvals import ProvenApproval
 from ringfence.core.aio import in_thread
@@ -103,6 +104,8 @@ class Approvals:
         self._wait = wait_seconds
         self._making = asyncio.Lock()
         """Summaries are made one at a time: more threads would take the interpreter from the loop."""
+        self._turns: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        """By client: of each, one summary at most waits to be made, so that one who asks much holds up itself."""
 
     def requirement(self, contract: Contract, decision: Decision, variables: Callable[[], Json]) -> Requirement | None:
         """What must be asked for this call, if anything. A condition that fails to evaluate asks."""
@@ -221,7 +224,8 @@ class Approvals:
         self._places.take(call, self._store.reader().open_questions(call.principal.key))
         approval: Approval | None = None
         try:
-            async with self._making:
+            turn = self._turns.setdefault((call.principal.key, _client(call)), asyncio.Lock())
+            async with turn, self._making:
                 asked = await in_thread(question)
             approval = await self._store.write(lambda tx: tx.ask_approval(asked), durable=True)
             return approval
