@@ -193,6 +193,17 @@ async def test_no_person_is_asked_for_the_end_of_a_subscription(tmp_path: Path) 
         assert question.summary["method"] == "resources/subscribe", "a person sees that it is no read"
 
 
+async def test_changes_are_heard_from_the_server_that_was_subscribed_at_alone(tmp_path: Path) -> None:
+    async with fronted(tmp_path) as (front, _):
+        client = inbound()
+        assert not front.hears(ALICE, PUBLIC, "desk")
+        await ask(front, "resources/subscribe", client, uri=PUBLIC)
+        assert front.hears(ALICE, PUBLIC, "desk")
+        assert not front.hears(ALICE, PUBLIC, "other") and not front.hears(Principal("bob"), PUBLIC, "desk")
+        await ask(front, "resources/unsubscribe", client, uri=PUBLIC)
+        assert not front.hears(ALICE, PUBLIC, "desk") and not front._watched_at
+
+
 async def test_the_end_of_a_session_is_on_record_too(tmp_path: Path) -> None:
     async with fronted(tmp_path) as (front, way):
         client = inbound()

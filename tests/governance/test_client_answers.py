@@ -78,6 +78,17 @@ async def test_the_name_of_a_question_tells_the_client_nothing_more(tmp_path: Pa
     }
 
 
+async def test_the_name_of_a_question_looks_like_no_other_and_like_none_of_ours(tmp_path: Path) -> None:
+    heard: list[Any] = []
+    asked = dict.fromkeys(("folder", "Folder", "f\u043elder", "ringfence/approve", "Ring-Fence", "k" * 300), FORM)
+    names = ["folder", *(f"question-{n}" for n in range(1, 6))]
+    async with governed(tmp_path, replies=[asking(heard, asked)]) as way:
+        way.client.answers = {name: accept(folder=name) for name in names}
+        assert (await way.call()).ok
+        assert list(way.client.asked[0]) == names
+    assert [answer["content"]["folder"] for answer in heard[0].values()] == names
+
+
 class Eager(Client):
     """A client that answers more than it was asked."""
 

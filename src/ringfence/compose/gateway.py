@@ -44,6 +44,7 @@ from ringfence.governance.guard import Guard, signed
 from ringfence.governance.pipeline import Pipeline
 from ringfence.governance.policy import Policy
 from ringfence.governance.rulebook import Rulebook, allowed_item, implicit_contract
+from ringfence.governance.uris import normal_uri
 from ringfence.sandbox.tools.executor import Executor
 from ringfence.sandbox.tools.toolkit import SERVER
 from ringfence.store import FIRST_USE, PinRow, Store, Transaction, Unproven
@@ -602,11 +603,11 @@ class App:
             contract = self.pipeline.rules.implicit.get(server)
             if contract is None:
                 return
-            uri = params.get("uri")
-            if method == "notifications/resources/updated" and not (
-                isinstance(uri, str) and allowed_item(self.config.servers[server], "resource", uri)
-            ):
-                return  # no one can have asked this server for it
+            if method == "notifications/resources/updated":
+                uri = normal_uri(str(params.get("uri")))
+                if uri is None or not self.front.hears(principal, uri, server):
+                    return  # no one has asked this server for it
+                params = {**params, "uri": uri}
             try:
                 shown = await self._guard.said(contract, signed(method, params, server))
             except Refused as exc:

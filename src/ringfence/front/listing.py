@@ -100,8 +100,13 @@ def _revision(version: str) -> str:
 
 
 def _owner(name: str, servers: Collection[str]) -> str | None:
-    """The server that an offered name is said to be of: the one with the longest name that it begins with."""
-    return max((server for server in servers if name.startswith(f"{server}.")), key=len, default=None)
+    """The server that an offered name is said to be of, or looks as if: the one with the longest name that it begins
+    with. We are one, too."""
+    known = {server: invisible.alike(server) for server in (*servers, SERVER)}
+    longest = 2 * max(map(len, known))
+    begins = {invisible.alike(name[:place]) for place, letter in enumerate(name[:longest]) if letter == "."}
+    owners = (server for server, like in known.items() if like in begins)
+    return max(owners, key=lambda server: (name.startswith(f"{server}."), len(server)), default=None)
 
 
 _MOST_LEARNT = 5_000
@@ -157,18 +162,20 @@ class Listing:
         return self._prompt_names().get(name)
 
     def _prompt_names(self) -> dict[str, tuple[str, str]]:
-        """Offered names. A prompt is preceded by its server's name where two servers have it, and where its own name
-        begins like that of another server: what is offered as SERVER.NAME is that server's, whoever else says so."""
+        """Offered names. A prompt is preceded by its server's name where two servers have it, or names that look like
+        it, and where its own name begins like that of another server: what is offered as SERVER.NAME is that server's,
+        whoever else says so."""
         rules = self._pipeline.rules
         keys = [k for k in rules.prompts if k[0] in rules.servers and allowed_item(rules.servers[k[0]], "prompt", k[1])]
         # A name is sent back as it was shown.
         keys = [key for key in keys if invisible.name(key[1]) == key[1] and self._shows(key[1])]
-        times = Counter(name for _, name in keys)
+        likes = {key: invisible.alike(key[1]) for key in keys}
+        times = Counter(like for like, _ in {(likes[key], key[0]) for key in keys})
         offered: dict[str, tuple[str, str]] = {}
         for server, name in keys:
             owner = _owner(name, rules.servers)
             free = owner is None or (owner == server and (server, name.removeprefix(f"{server}.")) not in rules.prompts)
-            shown = name if times[name] == 1 and free else f"{server}.{name}"
+            shown = name if times[likes[server, name]] == 1 and free else f"{server}.{name}"
             if shown == name or _owner(shown, rules.servers) == server:  # otherwise it is the name of another's
                 offered[shown] = (server, name)
         return offered
@@ -206,11 +213,15 @@ class Listing:
         known = normal_uri(uri) if isinstance(uri, str) else None
         if known is None:
             raise entries.Malformed(f"{key}: there is none, or none that has one meaning")
-        if not allowed_item(spec, "resource", known) or known.startswith(PREFIX):
+        if not allowed_item(spec, "resource", known):
             return None
         # As it will be compared and sent when it is asked for.
         item = entries.as_listed("template" if templates else "resource", {**item, key: known}, version)
         self._learn(principal, known, spec.name)
+        owner = self._owners.get((principal.key, known), spec.name)
+        other = self._pipeline.rules.servers.get(owner)
+        if other is not None and other is not spec and allowed_item(other, "resource", known):
+            return None  # it is read from the other, whatever this one says of it
         try:
             return self._pipeline.listed(item)
         except Refused as exc:

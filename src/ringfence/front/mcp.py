@@ -71,6 +71,8 @@ class McpFront:
         self._paused = PausedCalls(pipeline, group)
         self._group = group
         self._watchers: Counter[tuple[str, str]] = Counter()
+        self._watched_at: dict[tuple[str, str], str] = {}
+        """The server that each of these is watched at."""
         self._buses: dict[str, InMemorySubscriptionBus] = {}
         self._listeners: dict[str, ListenHandler] = {}
         self.refusals = Refusals()
@@ -332,6 +334,8 @@ class McpFront:
         assert inbound.outbound is not None
         inbound.called = True
         self._watchers[principal.key, uri] += 1  # from now on: nobody else ends it meanwhile
+        if server is not None:
+            self._watched_at.setdefault((principal.key, uri), server)
         try:
             outcome = await self._pipeline.handle(call, ClientChannel(inbound.outbound, {}, None))
         except BaseException:
@@ -346,9 +350,9 @@ class McpFront:
     async def forget(self, principal: Principal, uris: set[str]) -> None:
         """A session watches these no longer; with the last one, the server is unsubscribed."""
         for uri in uris:
+            server = self._watched_at.get((principal.key, uri))
             if self._unwatch(principal, uri):
                 continue
-            server = await self.listing.resource_server(principal, uri)
             if server is not None:
                 call = _aside("resource", "resources/unsubscribe", Inbound(principal, "system"), uri, {"uri": uri})
                 outcome = await self._pipeline.handle(replace(call, server=server), SilentChannel())
@@ -362,7 +366,13 @@ class McpFront:
         left = self._watchers[key]
         if left <= 0:
             del self._watchers[key]
+            self._watched_at.pop(key, None)
         return left
+
+    def hears(self, principal: Principal, uri: str, server: str) -> bool:
+        """Whether this principal is subscribed to a resource at this server. Another that may have the same one says
+        nothing of its changes."""
+        return self._watched_at.get((principal.key, uri)) == server
 
     async def _set_level(self, asked: ClientRequest, inbound: Inbound) -> Json:
         level = asked.params.get("level")

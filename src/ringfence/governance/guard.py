@@ -591,6 +591,10 @@ def _object(block: Json) -> Json | None:
     return value if isinstance(value, dict) else None
 
 
+_OURS = invisible.alike("ringfence")
+_LONGEST_KEY = 256
+
+
 class GuardedChannel:
     """The way back to the client, with everything that a server says on it cleaned as its results are."""
 
@@ -621,8 +625,11 @@ class GuardedChannel:
         return {names[name]: answer for name, answer in (await self._channel.ask(clean)).items() if name in names}
 
     def _name(self, key: str, taken: Mapping[str, str]) -> str:
-        """What the client knows a question by: the server's own key, unless that is more than a name."""
-        if key not in taken and key in self._guard.redacted(self._contract, {key: None}):
+        """What the client knows a question by: the server's own key, unless that is more than a name, looks like
+        another's, or like one of ours."""
+        like = invisible.alike(key[:_LONGEST_KEY])
+        free = not like.startswith(_OURS) and all(like != invisible.alike(name) for name in taken)
+        if free and len(key) <= _LONGEST_KEY and key in self._guard.redacted(self._contract, {key: None}):
             return key
         return next(name for number in itertools.count(1) if (name := f"question-{number}") not in taken)
 
