@@ -120,6 +120,22 @@ def test_what_was_removed_is_said(store: Store) -> None:
     assert "NOT SHOWN" in question and "characters that cannot be seen" in question
 
 
+def test_what_only_looks_like_a_secret_is_said_to_be_anything(store: Store) -> None:
+    ask(store, summary={"arguments": {"code": "x"}, "removed": {"known_secret": 1, "redact[0]": 1}})
+    assert "CARE" not in gateways.run("approvals", "list").stdout
+    ask(store, summary={"arguments": {"code": "y"}, "removed": {"aws_access_key": 1}}, tool="other")
+    listed = gateways.run("approvals", "list").stdout
+    assert "CARE       what only looks like a secret may be anything, also code" in listed
+
+
+def test_a_read_and_a_subscription_are_told_apart(store: Store) -> None:
+    ask(store, summary={"arguments": {}, "method": "resources/subscribe"})
+    ask(store, summary={"arguments": {}, "method": "resources/read"}, tool="other")
+    listed = gateways.run("approvals", "list").stdout
+    assert "request    to be told of each change of it from now on (resources/subscribe)" in listed
+    assert "request    to read it once (resources/read)" in listed
+
+
 @pytest.mark.parametrize(("verb", "typed", "after"), [("approve", "y\n", "approved"), ("deny", "YES\n", "denied")])
 def test_a_person_answers(store: Store, verb: str, typed: str, after: str) -> None:
     asked = ask(store, {"title": "Broken"})

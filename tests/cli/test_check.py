@@ -182,6 +182,16 @@ def test_a_program_is_told_what_overlaps(tmp_path: Path) -> None:
     assert "the configuration" in json.dumps(found["problems"]) and "servers" not in found
 
 
+def test_a_definition_that_clients_would_refuse_is_told_with_its_server_and_why(tmp_path: Path) -> None:
+    path = offering(tmp_path, {"description": "Reads", "title": 5})
+    found = told(0, path, "--accept", "--yes")
+    assert found["definitions"] == [] and pins(tmp_path) == {}
+    problem = "tool read: title: Input should be a valid string"
+    assert found["left_out"] == [{"server": "files", "problem": problem}]
+    shown = gateways.run("check", path, "--accept", "--yes")
+    assert f"server files: it is left out of what is offered: {problem}" in shown.stderr
+
+
 def test_a_program_is_told_what_was_accepted(tmp_path: Path) -> None:
     path = offering(tmp_path, {"description": HOSTILE}, more=", dead: {command: [/nonexistent/server]}")
     found = told(1, path, "--accept", "--yes")

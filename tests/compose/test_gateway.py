@@ -589,6 +589,8 @@ async def test_a_server_tells_of_changes_of_its_own_resources_alone(
 
     async with opened(tmp_path, pins="first_use, resources: ['memo://desk/*']") as app:
         monkeypatch.setattr(app, "_tell", tell)
-        for uri in ("memo://desk/1", "memo://other/1", 7):
+        subscribed = {(app.agent.key, f"memo://desk/{n}"): server for n, server in ((1, "hostile"), (2, "other"))}
+        monkeypatch.setattr(app.front, "_watched_at", subscribed)
+        for uri in ("memo://desk/1", "MEMO://desk/1", "memo://desk/2", "memo://desk/3", "memo://other/1", 7):
             await app._on_event("hostile", app.agent, "notifications/resources/updated", {"uri": uri})
-    assert told == [{"uri": "memo://desk/1"}]
+    assert told == [{"uri": "memo://desk/1"}] * 2, "neither what nobody watches, nor what is watched at another server"

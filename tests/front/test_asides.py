@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ async def test_a_subscription_is_a_call(tmp_path: Path) -> None:
         with pytest.raises(MCPError):
             await ask(front, "resources/subscribe", client, uri="file:///etc/passwd")
         assert len(sent(way)) == 1
-        assert client.watching == {PUBLIC}
+        assert client.watching.uris == {PUBLIC}
         assert await ask(front, "resources/unsubscribe", client, uri=PUBLIC) == {}
         assert sent(way)[1:] == [("resources/unsubscribe", {"uri": PUBLIC})]
         assert told(way) == [
@@ -116,18 +117,91 @@ async def test_a_second_session_is_judged_too(tmp_path: Path) -> None:
         way.pipeline.rules = replace(way.pipeline.rules, policy=policy(rule("deny")))
         with pytest.raises(MCPError):
             await ask(front, "resources/subscribe", second, uri=PUBLIC)
-        assert second.watching == set()
+        assert second.watching.uris == set()
 
 
 async def test_a_subscription_is_compared_and_sent_in_one_form(tmp_path: Path) -> None:
     async with fronted(tmp_path) as (front, way):
         client = inbound()
         await ask(front, "resources/subscribe", client, uri="DOC:%61")
-        assert (sent(way), client.watching) == ([("resources/subscribe", {"uri": "doc:a"})], {"doc:a"})
+        assert (sent(way), client.watching.uris) == ([("resources/subscribe", {"uri": "doc:a"})], {"doc:a"})
         with pytest.raises(MCPError):
             await ask(front, "resources/subscribe", client, uri="doc:a/.\t./b")
         await ask(front, "resources/unsubscribe", client, uri="doc:a")
-        assert client.watching == set()
+        assert client.watching.uris == set()
+
+
+async def test_a_subscription_that_is_made_twice_at_the_same_time_is_ended(tmp_path: Path) -> None:
+    async with fronted(tmp_path) as (front, way):
+        client = inbound()
+        async with anyio.create_task_group() as group:
+            for _ in range(5):
+                group.start_soon(partial(ask, front, "resources/subscribe", client, uri=PUBLIC))
+        assert (client.watching.uris, front._watchers) == ({PUBLIC}, {(ALICE.key, PUBLIC): 1})
+        await front.ended("s1", ALICE, client.watching)
+        assert told(way)[-1] == ("resource", "resources/unsubscribe", PUBLIC, "success")
+        assert not front._watchers
+
+
+async def test_a_subscription_that_outlives_its_session_is_ended(tmp_path: Path) -> None:
+    begun, ended = anyio.Event(), anyio.Event()
+
+    async def slow(request: Any) -> Json:
+        begun.set()
+        await ended.wait()
+        return {}
+
+    async with fronted(tmp_path, replies=[slow, {}]) as (front, way):
+        client = inbound()
+        async with anyio.create_task_group() as group:
+            group.start_soon(partial(ask, front, "resources/subscribe", client, uri=PUBLIC))
+            await begun.wait()
+            await front.ended("s1", ALICE, client.watching)
+            ended.set()
+        assert [method for method, _ in sent(way)] == ["resources/subscribe", "resources/unsubscribe"]
+        assert not front._watchers and not client.watching.uris
+
+
+async def test_a_subscription_that_its_client_takes_back_is_ended(tmp_path: Path) -> None:
+    begun = anyio.Event()
+
+    async def endless(request: Any) -> Json:
+        begun.set()
+        await anyio.sleep_forever()
+        return {}
+
+    async with fronted(tmp_path, replies=[endless, {}]) as (front, way):
+        async with anyio.create_task_group() as group:
+            group.start_soon(partial(ask, front, "resources/subscribe", inbound(), uri=PUBLIC))
+            await begun.wait()
+            group.cancel_scope.cancel()
+        assert [method for method, _ in sent(way)] == ["resources/subscribe", "resources/unsubscribe"]
+        assert not front._watchers
+
+
+async def test_no_person_is_asked_for_the_end_of_a_subscription(tmp_path: Path) -> None:
+    async with fronted(tmp_path) as (front, way):
+        client = inbound()
+        await ask(front, "resources/subscribe", client, uri=PUBLIC)
+        way.pipeline.rules = replace(way.pipeline.rules, policy=policy(rule("ask")))
+        await front.ended("s1", ALICE, client.watching)
+        assert told(way)[-1] == ("resource", "resources/unsubscribe", PUBLIC, "success")
+        assert way.store.reader().approvals() == []
+        with pytest.raises(MCPError, match="A person must approve"):
+            await ask(front, "resources/subscribe", client, uri=PUBLIC)
+        (question,) = way.store.reader().approvals()
+        assert question.summary["method"] == "resources/subscribe", "a person sees that it is no read"
+
+
+async def test_changes_are_heard_from_the_server_that_was_subscribed_at_alone(tmp_path: Path) -> None:
+    async with fronted(tmp_path) as (front, _):
+        client = inbound()
+        assert not front.hears(ALICE, PUBLIC, "desk")
+        await ask(front, "resources/subscribe", client, uri=PUBLIC)
+        assert front.hears(ALICE, PUBLIC, "desk")
+        assert not front.hears(ALICE, PUBLIC, "other") and not front.hears(Principal("bob"), PUBLIC, "desk")
+        await ask(front, "resources/unsubscribe", client, uri=PUBLIC)
+        assert not front.hears(ALICE, PUBLIC, "desk") and not front._watched_at
 
 
 async def test_the_end_of_a_session_is_on_record_too(tmp_path: Path) -> None:

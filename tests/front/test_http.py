@@ -237,11 +237,28 @@ async def test_a_session_belongs_to_its_principal(tmp_path: Path) -> None:
 async def test_there_are_only_so_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "MAX_SESSIONS", 2)
     async with fronted(tmp_path) as made:
-        first = opened(made)
-        opened(made)
+        first, second = opened(made), opened(made)
+        first.busy = second.busy = 1
         assert made.create(ALICE) is None
         await made.end(first)
         opened(made)
+
+
+async def test_whoever_has_most_sessions_makes_room_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "MAX_SESSIONS", 4)
+    async with fronted(tmp_path) as made:
+        bob = opened(made, BOB)
+        bob.last_used -= 100
+        one, two, three = opened(made), opened(made), opened(made)
+        one.busy = 1
+        two.last_used -= 10
+        three.last_used -= 20
+        new = opened(made, BOB)
+        assert [made.get(each.id, each.principal) is not None for each in (bob, one, two, three, new)] == [
+            *(True, True, True),
+            *(False, True),
+        ], "of the one with most, the one that is not in use for longest"
+        await tooling.until(lambda: three._outbox.statistics().open_send_streams == 0)
 
 
 async def test_a_session_that_nobody_uses_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,7 +360,7 @@ async def test_the_standing_stream_carries_what_belongs_to_no_call(tmp_path: Pat
             group.start_soon(alice.stream, browser.receive, browser.send)
             await tooling.until(lambda: browser.told)
             assert await alice.stream(other.receive, other.send) is False, "one stream a session"
-            alice.watching.add("doc:1")
+            alice.watching.uris.add("doc:1")
             await made.tell(ALICE, "notifications/resources/updated", {"uri": "doc:1"})
             await made.tell(ALICE, "notifications/resources/updated", {"uri": "doc:2"})
             await made.tell(BOB, "notifications/resources/list_changed", {})

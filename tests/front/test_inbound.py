@@ -14,7 +14,7 @@ from mcp.shared.exceptions import MCPError, NoBackChannelError
 from ringfence.core.errors import Refused
 from ringfence.core.model import Json, Status
 from ringfence.front import inbound
-from ringfence.front.inbound import LOG_LEVELS, ClientChannel, PausableChannel, loud_enough, wants
+from ringfence.front.inbound import LOG_LEVELS, ClientChannel, PausableChannel, Watching, loud_enough, wants
 
 pytestmark = pytest.mark.anyio
 
@@ -97,11 +97,11 @@ def test_what_has_no_level_or_was_not_asked_for_is_not_loud(level: Any, wanted: 
 
 def test_a_session_is_told_only_what_it_wants() -> None:
     updated = "notifications/resources/updated"
-    assert wants(updated, {"uri": "a"}, {"a"}, "debug")
-    assert not wants(updated, {"uri": "b"}, {"a"}, "debug")
-    assert not wants(updated, {}, {"a"}, "debug")
-    assert wants("notifications/tools/list_changed", {}, set(), "emergency")
-    assert not wants("notifications/message", {"level": "info"}, set(), "error")
+    assert wants(updated, {"uri": "a"}, Watching({"a"}), "debug")
+    assert not wants(updated, {"uri": "b"}, Watching({"a"}), "debug")
+    assert not wants(updated, {}, Watching({"a"}), "debug")
+    assert wants("notifications/tools/list_changed", {}, Watching(), "emergency")
+    assert not wants("notifications/message", {"level": "info"}, Watching(), "error")
 
 
 # ── pausing ──

@@ -47,7 +47,8 @@ class Lists:
         found = self.listed.get(request.server, [])
         if isinstance(found, Exception):
             raise found
-        return {"resources": found.get(request.principal.agent, []) if isinstance(found, dict) else list(found)}
+        items = found.get(request.principal.agent, []) if isinstance(found, dict) else found
+        return {"resources": [{"name": "n", **item} for item in items]}
 
 
 @asynccontextmanager
@@ -182,6 +183,46 @@ async def test_no_server_takes_the_name_of_another_servers_prompt(tmp_path: Path
         assert {one["name"]: shelf.prompt(one["name"]) for one in shelf.prompts()} == expected
 
 
+async def test_prompts_of_like_spelling_are_preceded_by_their_servers_names(tmp_path: Path) -> None:
+    async with shelved(tmp_path, Said()) as (shelf, way):
+        specs = [ServerSpec(server, prompts=("*",)) for server in ("desk", "other")]
+        prompts = (
+            *(prompt("desk", "review"), prompt("desk", "sum_up"), prompt("desk", "own")),
+            *(prompt("other", "Review"), prompt("other", "sum-up"), prompt("other", "r\u0435view")),
+            *(prompt("other", "Desk.own"), prompt("other", "ringfence.help"), prompt("other", "R1ngfence.help")),
+        )
+        way.pipeline.rules = swapped(way.pipeline.rules, *specs, prompts=prompts)
+        assert [one["name"] for one in shelf.prompts()] == [
+            *("desk.review", "desk.sum_up", "own"),
+            *("other.Review", "other.sum-up", "other.r\u0435view"),
+            *("other.Desk.own", "other.ringfence.help", "other.R1ngfence.help"),
+        ]
+        assert shelf.prompt("other.Review") == ("other", "Review")
+
+
+async def test_a_resource_is_listed_by_the_server_that_it_is_read_from(tmp_path: Path) -> None:
+    lists = Lists(a=[{"uri": "doc:1", "title": "a"}], b=[{"uri": "doc:1", "title": "b"}, {"uri": "doc:2"}])
+    async with shelved(tmp_path, Said(), lists) as (shelf, way):
+        specs = [ServerSpec(name, resources=("doc:*",)) for name in ("a", "b")]
+        way.pipeline.rules = swapped(way.pipeline.rules, *specs)
+        found = await shelf.resources(ALICE, templates=False)
+        assert [(each["uri"], each.get("title")) for each in found] == [("doc:1", "a"), ("doc:2", None)]
+        way.pipeline.rules = swapped(way.pipeline.rules, specs[1])
+        found = await shelf.resources(ALICE, templates=False)
+        assert [(each["uri"], each.get("title")) for each in found] == [("doc:1", "b"), ("doc:2", None)]
+
+
+OURS = ("ringfence://session/a", "ringfence:other", "RINGFENCE:x", "r1ngfence:x", "ring-fence:x")
+
+
+@pytest.mark.parametrize("uri", OURS)
+async def test_what_is_in_our_scheme_or_looks_like_it_is_no_servers(tmp_path: Path, uri: str) -> None:
+    async with shelved(tmp_path, Said(), Lists(a=[{"uri": uri}, {"uri": "fine:x"}])) as (shelf, way):
+        way.pipeline.rules = swapped(way.pipeline.rules, ServerSpec("a", resources=("*",)))
+        assert [each["uri"] for each in await shelf.resources(ALICE, templates=False)] == ["fine:x"]
+        assert await shelf.resource_server(ALICE, uri) != "a"
+
+
 async def test_a_prompt_whose_full_name_would_be_another_servers_is_not_offered(tmp_path: Path) -> None:
     async with shelved(tmp_path, Said()) as (shelf, way):
         specs = [ServerSpec(server, prompts=("*",)) for server in ("a", "a.b", "c")]
@@ -200,17 +241,17 @@ async def test_resources_are_those_that_their_servers_list_allows(tmp_path: Path
     async with shelved(tmp_path, Said(), lists) as (shelf, way):
         specs = [ServerSpec(name, resources=("doc:*",)) for name in ("a", "b")] + [ServerSpec("c")]
         way.pipeline.rules = swapped(way.pipeline.rules, *specs)
-        assert await shelf.resources(ALICE, templates=False) == [{"uri": "doc:1", "x": 1}]
+        assert await shelf.resources(ALICE, templates=False) == [{"name": "n", "uri": "doc:1", "x": 1}]
 
 
 async def test_what_sessions_left_comes_after_the_servers_lists_and_is_nobody_elses(tmp_path: Path) -> None:
     own = "ringfence://session/box_1/output/a"
     async with shelved(tmp_path, Said(), Lists(a=[{"uri": "doc:1"}, {"uri": own}])) as (shelf, way):
         way.pipeline.rules = swapped(way.pipeline.rules, ServerSpec("a", resources=("*",)))
-        assert await shelf.resources(ALICE, templates=False) == [{"uri": "doc:1"}], "no server can claim one of ours"
+        found = [{"name": "n", "uri": "doc:1"}]
+        assert await shelf.resources(ALICE, templates=False) == found, "no server can claim one of ours"
         shelf.has_sessions = lambda: True
         way.pipeline.rules = replace(way.pipeline.rules, implicit={**way.pipeline.rules.implicit, "ringfence": LISTS})
-        found = [{"uri": "doc:1"}]
         assert await shelf.resources(ALICE, templates=False) == found, "others are listed where that is not available"
         assert [body["call"]["tool"] for body in way.finished()][-1] == "resources/list", "it is a call, on record"
         assert await shelf.resource_server(ALICE, own) == "ringfence"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -209,3 +210,76 @@ async def test_an_answer_is_no_good_for_another_digest(store: Store) -> None:
     with pytest.raises(Refused) as other:
         await approvals(store).obtain(make_call("pay"), "another", ONE, dict, Client())
     assert other.value.approval_id != given.id
+
+
+# ── places ──
+
+
+async def asks(made: Approvals, digest: str, session: str | None) -> str:
+    """The reason for which this client's next question waits, or is not asked."""
+    call = replace(make_call("pay"), session=session, origin="mcp-http")
+    with pytest.raises(Refused) as refused:
+        await made.obtain(call, digest, ONE, lambda: {"tool": "pay"}, Client())
+    return refused.value.reason_code if refused.value.reason_code != "throttled" else refused.value.message
+
+
+async def test_no_client_takes_all_places_of_waiting_questions(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(approval, "_MOST_WAITING", 8)
+    made = approvals(store)
+    for number in range(4):
+        assert await asks(made, f"greedy {number}", "greedy") == "approval_required"
+    refused = await asks(made, "greedy 4", "greedy")
+    assert refused == "4 calls of this client wait for a person already; the 4 places left are for other clients"
+    assert await asks(made, "greedy 0", "greedy") == "approval_required", "what was asked already is no new question"
+    assert [await asks(made, f"other {number}", "other") for number in range(2)] == ["approval_required"] * 2
+    assert await asks(made, "alone", None) == "approval_required"
+    last = await asks(made, "late", "late")
+    assert last == "approval_required"
+    assert await asks(made, "too late", "later") == "8 calls of this agent wait for a person already"
+    (question,) = [q for q in store.reader().approvals() if q.digest == "greedy 0"]
+    await anyio.to_thread.run_sync(lambda: approval.answer(store, question.id, BOB, approve=True))
+    assert await asks(made, "later", "later") == "approval_required", "an answer makes room"
+
+
+async def test_questions_that_are_asked_at_the_same_time_share_the_places(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(approval, "_MOST_WAITING", 8)
+    made = approvals(store)
+    reasons: list[str] = []
+
+    async def one(number: int) -> None:
+        reasons.append(await asks(made, f"greedy {number}", "greedy"))
+
+    async with anyio.create_task_group() as group:
+        for number in range(20):
+            group.start_soon(one, number)
+    assert reasons.count("approval_required") == 4
+    assert len(store.reader().approvals()) == 4 and not made._places._taken
+
+
+async def test_a_client_whose_questions_take_long_to_prepare_holds_up_itself(store: Store) -> None:
+    made = approvals(store)
+    prepared: list[str] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    async def one(session: str, number: int) -> None:
+        def summary() -> Json:
+            begun.set()
+            go_on.wait(tooling.PATIENCE)
+            prepared.append(session)
+            return {"tool": "pay"}
+
+        call = replace(make_call("pay"), session=session)
+        with pytest.raises(Refused):
+            await made.obtain(call, f"{session} {number}", ONE, summary, Client())
+
+    async with anyio.create_task_group() as group:
+        for number in range(10):
+            group.start_soon(one, "greedy", number)
+        await anyio.to_thread.run_sync(begun.wait)
+        group.start_soon(one, "other", 0)
+        await anyio.wait_all_tasks_blocked()
+        go_on.set()
+    assert prepared.index("other") <= 2 and prepared.count("greedy") == 10
+    assert not made._turns

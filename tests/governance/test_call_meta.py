@@ -136,6 +136,9 @@ class Known:
     def matches(self, data: bytes) -> bool:
         return b"hunter2" in data
 
+    def marked(self, text: str) -> tuple[str, dict[str, int]]:
+        return self.redact(text)
+
     def redact(self, text: str) -> tuple[str, dict[str, int]]:
         clean = text.replace("hunter2", "[redacted]")
         return clean, {"secret": 1} if clean != text else {}

@@ -78,6 +78,17 @@ async def test_the_name_of_a_question_tells_the_client_nothing_more(tmp_path: Pa
     }
 
 
+async def test_the_name_of_a_question_looks_like_no_other_and_like_none_of_ours(tmp_path: Path) -> None:
+    heard: list[Any] = []
+    asked = dict.fromkeys(("folder", "Folder", "f\u043elder", "ringfence/approve", "Ring-Fence", "k" * 300), FORM)
+    names = ["folder", *(f"question-{n}" for n in range(1, 6))]
+    async with governed(tmp_path, replies=[asking(heard, asked)]) as way:
+        way.client.answers = {name: accept(folder=name) for name in names}
+        assert (await way.call()).ok
+        assert list(way.client.asked[0]) == names
+    assert [answer["content"]["folder"] for answer in heard[0].values()] == names
+
+
 class Eager(Client):
     """A client that answers more than it was asked."""
 
@@ -235,6 +246,31 @@ def approve(way: Way, outcome: Outcome) -> str:
     return outcome.approval_id
 
 
+async def test_a_person_sees_each_field_of_a_question_with_its_type_and_default(tmp_path: Path) -> None:
+    fields = {"wipe": {"title": "Be polite?", "type": "boolean", "default": True}, "n": {"type": "integer"}, "odd": 5}
+    asked = {
+        **FORM,
+        "params": {"message": "Well?", "requestedSchema": {**SCHEMA, "properties": fields, "required": []}},
+    }
+    visit = {**FORM, "params": {"message": "Go", "mode": "url", "url": "https://a.example/x"}}
+    said = Said(contracts=(contract("echo", mode="write", approval="always"),))
+    async with governed(tmp_path, said, [asking([], {"q": asked, "v": visit})]) as way:
+        way.client.answers = {"q": accept(wipe=True), "v": accept()}
+        approve(way, await way.call())
+        shown = way.store.reader().approval(approve(way, await way.call()))
+    assert shown is not None and shown.summary["asked"] == {
+        "q": {
+            "message": "Well?",
+            "fields": {
+                "wipe": {"type": "boolean", "default": True, "title": "Be polite?"},
+                "n": {"type": "integer"},
+                "odd": 5,
+            },
+        },
+        "v": {"message": "Go", "url": "https://a.example/x"},
+    }
+
+
 async def test_a_person_who_must_agree_sees_the_answers_too(tmp_path: Path) -> None:
     """The call, and then each round of answers: an approval of one is none of another."""
     said = Said(contracts=(contract("echo", mode="write", approval="always"),))
@@ -248,7 +284,8 @@ async def test_a_person_who_must_agree_sees_the_answers_too(tmp_path: Path) -> N
         )  # fmt: skip
         shown = way.store.reader().approval(approve(way, waits))
         assert shown is not None and shown.summary["inputs"] == {"q": accept(folder="safe")}
-        assert shown.summary["asked"] == {"q": "Which folder?"}
+        folder = {"type": "string", "required": True}
+        assert shown.summary["asked"] == {"q": {"message": "Which folder?", "fields": {"folder": folder}}}
         assert heard == []
 
         way.client.answers = {"q": accept(folder="everything")}

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from ringfence.core import canonical
 from ringfence.core.errors import Refused
 from ringfence.core.model import Contract, Definition, Json, ResultPolicy
+from ringfence.core.secret import Secret
 from ringfence.governance.contract import Schemas
 from ringfence.governance.guard import ONLY_FIELDS, Guard, Guarded
 from ringfence.secrets.redaction import TenantRedactor
@@ -32,6 +33,9 @@ class Known:
 
     def secrets(self, text: str) -> Mapping[str, int]:
         return {"the_token": text.count("hunter2")}
+
+    def marked(self, text: str) -> tuple[str, Mapping[str, int]]:
+        return self.redact(text)
 
     def redact(self, text: str) -> tuple[str, Mapping[str, int]]:
         found = text.count("hunter2")
@@ -77,6 +81,9 @@ class Counting(Known):
     """How much text was searched."""
 
     searched = 0
+
+    def marked(self, text: str) -> tuple[str, Mapping[str, int]]:
+        return self.redact(text)
 
     def redact(self, text: str) -> tuple[str, Mapping[str, int]]:
         self.searched += len(text)
@@ -448,6 +455,9 @@ def test_a_secret_cannot_be_hidden_behind_an_escape(between: str) -> None:
 
 def test_a_secret_cannot_be_hidden_behind_a_selector_that_is_kept() -> None:
     class Digits(Known):
+        def marked(self, text: str) -> tuple[str, Mapping[str, int]]:
+            return self.redact(text)
+
         def redact(self, text: str) -> tuple[str, Mapping[str, int]]:
             return text.replace("tok1234", "[secret]"), {"token": 1} if "tok1234" in text else {}
 
@@ -490,6 +500,36 @@ def test_a_message_is_cut_where_it_was_to_be_and_never_inside_of_what_goes(place
         assert cut == plain
     half = "." * place + "hunter" + "." * 5000
     assert guard.message(half) == half[:4000], "what is no secret moves nothing"
+
+
+def test_what_a_person_judges_says_what_is_missing_in_it() -> None:
+    value = "s3cr3t-Tok3n-value-ABCDEFGH-9876543210"
+    known = (Secret("token", value),)
+    guard = Guard(Schemas().result_problem, TenantRedactor(lambda: known))
+    shown, removed = guard.judged(READ, {"code": f"run('AKIAIOSFODNN7EXAMPLE', '{value}')"})
+    assert shown == {"code": "run('[redacted: 20 characters that look like aws_access_key]', '[redacted]')"}
+    assert removed == {"aws_access_key": 1, "known_secret": 1}
+    assert guard.shown(READ, ["AKIAIOSFODNN7EXAMPLE"])[0] == ["[redacted]"]
+
+
+def test_what_a_person_could_not_judge_is_refused_before_all_of_it_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = (Secret("token", "s3cr3t-Tok3n-value-ABCDEFGH-9876543210"),)
+    guard = Guard(Schemas().result_problem, TenantRedactor(lambda: known))
+    looks: list[str] = []
+    plain = TenantRedactor.marked
+
+    def counted(self: TenantRedactor, text: str) -> tuple[str, Mapping[str, int]]:
+        looks.append(text)
+        return plain(self, text)
+
+    monkeypatch.setattr(TenantRedactor, "marked", counted)
+    assert guard.judged(READ, ["AKIAIOSFODNN7EXAMPLE"] * 500)[1] == {"aws_access_key": 500}
+    looks.clear()
+    with pytest.raises(Refused) as refused:
+        guard.judged(READ, ["AKIAIOSFODNN7EXAMPLE"] * 30_000)
+    assert (refused.value.reason_code, len(looks)) == ("not_to_be_judged", 501)
+    many = "\u200b" * 600 + "AKIAIOSFODNN7EXAMPLE"
+    assert guard.judged(READ, [many])[1]["aws_access_key"] == 1, "what is shown as an escape is not missing"
 
 
 def test_any_value_can_be_redacted_to_be_kept() -> None:

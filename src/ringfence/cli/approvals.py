@@ -18,11 +18,19 @@ from ringfence.core.errors import Refused
 from ringfence.core.model import Json, Person
 from ringfence.governance.approvals import answer, objection
 from ringfence.governance.guard import UNSEEN
+from ringfence.secrets.redaction import KNOWN
 from ringfence.store import Approval, Reader
 
 _WIDTH = 100
 _BESIDE = {"meta": "_meta", "asked": "asked", "inputs": "answers"}
 """What a call carries beside its arguments, and its label here."""
+_REQUESTS = {
+    "resources/read": "to read it once (",
+    "resources/subscribe": "to be told of each change of it from now on (",
+    "prompts/get": "to get a prompt (",
+    "completion/complete": "to get values that complete an argument (",
+}
+"""What a call that is none of a tool is for."""
 _PREFIX = "apr_"
 
 approvals = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -202,6 +210,8 @@ def _removed(approval: Approval) -> Iterator[str]:
     found = ", ".join(f"{count} × {name}" for name, count in removed.items() if name not in UNSEEN)
     if found:
         yield safe(f"  NOT SHOWN  the arguments hold more than this; removed for display: {found}")
+    if any(name not in (*UNSEEN, KNOWN) and not name.startswith("redact[") for name in removed):
+        yield "  CARE       what only looks like a secret may be anything, also code: approve it only if you know it"
     if any(name in removed for name in UNSEEN):
         yield r"  HIDDEN     the arguments hold characters that cannot be seen; they are written as \u{…}"
 
@@ -219,6 +229,9 @@ def _about(approval: Approval) -> Iterator[str]:
     whose = f" for {approval.person}" if approval.person else ""
     origin = approval.summary.get("origin")
     yield safe(f"  agent      {agent}{whose}{f' over {origin}' if origin else ''}")
+    method = approval.summary.get("method")
+    if method is not None:
+        yield safe(f"  request    {_REQUESTS.get(method, '')}{method}{')' if method in _REQUESTS else ''}")
     ago = f"{_span(now - approval.asked_at)} ago"
     yield f"  asked      {moment(approval.asked_at)}, {ago}; call {safe(approval.call_id)}"
     yield f"  expires    in {_span(approval.expires_at - now)}"

@@ -190,7 +190,7 @@ def _accepted(settings: Config, yes: bool, told: Json | None) -> bool:
     """Have definitions accepted; whether all is well afterwards. With `told`, what happened goes there."""
     if told is None:
         return common.run(accept_definitions, settings, yes, None)
-    told |= {"definitions": [], "unreachable": []}
+    told |= {"definitions": [], "unreachable": [], "left_out": []}
     try:
         return common.run(accept_definitions, settings, yes, told)
     except RingfenceError as exc:
@@ -209,14 +209,17 @@ async def accept_definitions(settings: Config, yes: bool, told: Json | None) -> 
         down = 0
         for server in settings.servers.values():
             try:
-                offered = app.without_secrets(await app.pool.definitions(server.name, app.agent))
+                shown = await app.pool.definitions(server.name, app.agent)
             except RingfenceError as exc:
                 print(safe(f"server {server.name} cannot be asked: {exc}"), file=sys.stderr)
                 down += 1
                 if told is not None:
                     told["unreachable"].append({"server": server.name, "problem": str(exc)})
                 continue
+            offered, wrong = app.offerable(server.name, shown)
             changes.extend(_changes(app, server, offered))
+            if told is not None:
+                told["left_out"] += [{"server": server.name, "problem": each} for each in wrong]
         if told is not None:
             told["definitions"] = [_entry(change) for change in changes]
         agreed = await _settle(app, settings, changes, yes, told) if changes else True

@@ -31,11 +31,12 @@ from ringfence.core.box import BoxSpec, Program
 from ringfence.core.errors import ConfigError, Refused, RingfenceError, StoreError, Unavailable
 from ringfence.core.model import Call, Contract, Definition, Json, Outcome, Principal, ServerSpec, Transport
 from ringfence.core.ports import Channel, UpstreamRequest, WarmableBackend
+from ringfence.front import entries
 from ringfence.front.http import HttpFront
 from ringfence.front.mcp import McpFront
 from ringfence.front.refusals import Refusals
 from ringfence.front.stdio import StdioFront
-from ringfence.governance.approvals import ALWAYS, Approvals, Requirement
+from ringfence.governance.approvals import ALWAYS, Approvals, QuestionPlaces, Requirement
 from ringfence.governance.budget import Budget
 from ringfence.governance.contract import GONE, Catalog, Schemas, Standing
 from ringfence.governance.dispatch import Dispatcher, DispatchTargets
@@ -43,6 +44,7 @@ from ringfence.governance.guard import Guard, signed
 from ringfence.governance.pipeline import Pipeline
 from ringfence.governance.policy import Policy
 from ringfence.governance.rulebook import Rulebook, allowed_item, implicit_contract
+from ringfence.governance.uris import normal_uri
 from ringfence.sandbox.tools.executor import Executor
 from ringfence.sandbox.tools.toolkit import SERVER
 from ringfence.store import FIRST_USE, PinRow, Store, Transaction, Unproven
@@ -55,6 +57,8 @@ _NAME_LENGTH = 300
 _MOST_FIELDS = 50
 _MOST_CHANGES = 100
 """Changed definitions of one listing that are each on record; of the rest, how many there were."""
+_MOST_TOLD = 10
+"""Definitions of one listing that the log names as left out."""
 _MOST_FIRST_USE = 3000
 """Definitions of one server that are accepted without a person: what it lists, and some that it listed before."""
 _GONE_SECONDS = 86400.0
@@ -78,6 +82,9 @@ class App:
         self.agent: Principal = identity.local_agent(settings.people, identity.os_user())
         self._schemas = Schemas()
         self._live: dict[str, dict[tuple[str, str], Definition]] = {}
+        self._places = QuestionPlaces()
+        self._unfit: dict[str, list[str]] = {}
+        """By server: which of its definitions are not offered, and why, as the operator was told."""
         self._doubts: frozenset[str] = frozenset()
         """What the operator was told of tools that several servers have."""
         self.pool = ConnectionPool(
@@ -196,7 +203,7 @@ class App:
 
     async def learn(self, server: str, definitions: Sequence[Definition]) -> None:
         """Compare what a server shows with what was accepted; pin what may be pinned on first use."""
-        definitions = self.without_secrets(definitions)
+        definitions, _ = self.offerable(server, definitions)
         rows = self.store.reader().pinned(server)
         pinned = {(row.definition.kind, row.definition.name): row.definition for row in rows}
         known = self._live.get(server, {})
@@ -217,17 +224,29 @@ class App:
         if changed:
             await self._changed(server, changed)
 
-    def without_secrets(self, definitions: Iterable[Definition]) -> list[Definition]:
-        """Those that hold no known secret. An accepted definition is kept, and its name is shown as it is: one that
-        holds a secret counts as not offered."""
+    def offerable(self, server: str, definitions: Iterable[Definition]) -> tuple[list[Definition], list[str]]:
+        """Those that can be offered, and what is wrong with the others, which count as not shown: one that holds a
+        known secret, since an accepted one is kept and its name is shown as it is; and one that is none by the
+        protocol, for which clients would refuse the whole list."""
         out: list[Definition] = []
+        wrong: list[str] = []
         for definition in definitions:
             if self._guard.holds_secret({"name": definition.name, "body": definition.body}):
-                named = self._guard.message(definition.name, most=_NAME_LENGTH)
-                log.warning("server %s: a secret stands in its %s %s", definition.server, definition.kind, named)
+                problem: str | None = "a secret stands in it"
             else:
+                problem = entries.problem(definition.kind, definition.body)
+            if problem is None:
                 out.append(definition)
-        return out
+            else:
+                named = self._guard.message(definition.name, most=_NAME_LENGTH)
+                wrong.append(f"{definition.kind} {named}: {self._guard.message(problem, most=_NAME_LENGTH)}")
+        if wrong and wrong != self._unfit.get(server):
+            for each in wrong[:_MOST_TOLD]:
+                log.warning("server %s: it is left out of what is offered: %s", server, each)
+            if len(wrong) > _MOST_TOLD:
+                log.warning("server %s: %d more are left out as well", server, len(wrong) - _MOST_TOLD)
+        self._unfit[server] = wrong
+        return out, wrong
 
     async def _accept_at_first_use(self, server: str, fresh: list[Definition], rows: list[PinRow]) -> None:
         """Pin what a server shows, up to a number; what it showed long ago and nobody relies on makes room."""
@@ -439,6 +458,7 @@ class App:
                 settings.approvals,
                 settings.people,
                 wait_seconds=settings.gateway.approval_wait_seconds,
+                places=self._places,
             ),
             servers=settings.servers,
             prompts=prompts,
@@ -587,11 +607,11 @@ class App:
             contract = self.pipeline.rules.implicit.get(server)
             if contract is None:
                 return
-            uri = params.get("uri")
-            if method == "notifications/resources/updated" and not (
-                isinstance(uri, str) and allowed_item(self.config.servers[server], "resource", uri)
-            ):
-                return  # no one can have asked this server for it
+            if method == "notifications/resources/updated":
+                uri = normal_uri(str(params.get("uri")))
+                if uri is None or not self.front.hears(principal, uri, server):
+                    return  # no one has asked this server for it
+                params = {**params, "uri": uri}
             try:
                 shown = await self._guard.said(contract, signed(method, params, server))
             except Refused as exc:

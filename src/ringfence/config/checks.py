@@ -21,7 +21,7 @@ from ringfence.config.paths import resolve
 from ringfence.config.settings import SANDBOX_NETWORK
 from ringfence.config.validators import did_you_mean
 from ringfence.config.yaml import Where
-from ringfence.core import system
+from ringfence.core import invisible, system
 from ringfence.core.box import CAN_DO_WITHOUT, MIB, TEMPLATES, Mount, within
 from ringfence.core.expression import Expression, ExpressionError
 from ringfence.core.model import NetworkSpec
@@ -59,8 +59,13 @@ def check(draft: Draft) -> None:
 
 def check_names(draft: Draft) -> None:
     _people(draft)
+    known: dict[str, str] = {}
     for name, server in draft.servers.items():
         _server(draft, name, server)
+        like = known.setdefault(invisible.alike(name), name)
+        if like != name:
+            text = f"server {name!r} looks like server {like!r}: people and models tell servers apart by their names"
+            draft.warn(server.where, text)
     for capability in draft.capabilities.values():
         _capability(draft, capability)
     for secret in draft.secrets.values():

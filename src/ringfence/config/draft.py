@@ -16,6 +16,7 @@ from ringfence.config import schema, validators
 from ringfence.config.schema import Shape
 from ringfence.config.validators import did_you_mean
 from ringfence.config.yaml import Where, YamlSource, kind
+from ringfence.core import invisible
 from ringfence.core.errors import Problem
 from ringfence.core.quoting import quoted
 from ringfence.core.record import dataclass
@@ -250,6 +251,7 @@ def _entry(shape: type[S], source: YamlSource, where: Where) -> Shaped[S]:
             raise ValueError(f"{quoted(name)} is not a name of a tool or server: no '@'")
     except ValueError as exc:
         source.problems.append(source.problem(where, str(exc), key=True))
-    if name in RESERVED.get(section, ()):
+    taken = RESERVED.get(section, ())
+    if name in taken or (section == "servers" and invisible.alike(name) in map(invisible.alike, taken)):
         source.problems.append(source.problem(where, f"the name {name!r} is taken: choose another", key=True))
     return shaped(shape, source, where)

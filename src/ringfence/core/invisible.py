@@ -344,3 +344,41 @@ def folded(text: str) -> str:
         return text
     parts = [_nfkc(part) for part in bare(text).split(_ELLIPSIS)]
     return bare(_ELLIPSIS.join(parts))  # the form of a filler is another filler
+
+
+# ── Names that look alike ─────────────────────────────────────────────────────────────────────────
+
+_TWINS = {
+    "a": "\u0430\u03b1\u0251",
+    "b": "\u044c",
+    "c": "\u0441\u03f2",
+    "d": "\u0501",
+    "e": "\u0435\u0451\u03b5\u0454",
+    "g": "\u0261\u0581",
+    "h": "\u04bb",
+    "j": "\u0458\u03f3",
+    "k": "\u043a\u03ba",
+    "l": "i1|\u0456\u03b9\u0131\u04cf\u0457",
+    "m": "\u043c",
+    "n": "\u0578\u03b7",
+    "o": "0\u043e\u03bf\u0585",
+    "p": "\u0440\u03c1",
+    "q": "\u051b",
+    "r": "\u0433\u2c85",
+    "s": "\u0455",
+    "t": "\u0442\u03c4",
+    "u": "\u03c5\u057d",
+    "v": "\u03bd\u0475",
+    "w": "\u051d\u03c9",
+    "x": "\u0445\u03c7",
+    "y": "\u0443\u03b3",
+}
+"""Of small letters and digits, those of this and other scripts that are told apart by a careful look at most."""
+_ALIKE = str.maketrans({other: one for one, others in _TWINS.items() for other in others})
+_JOINTS = str.maketrans("", "", "-_.@ ")
+
+
+def alike(text: str) -> str:
+    """The same for all names that a reader may take for one another: whatever their case, their script, or the joints
+    between their words."""
+    return folded(text).casefold().translate(_ALIKE).translate(_JOINTS)

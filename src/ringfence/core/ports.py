@@ -143,6 +143,11 @@ class Redactor(Protocol):
         """The text without secrets, and how often each rule matched."""
         ...
 
+    def marked(self, text: str) -> tuple[str, Mapping[str, int]]:
+        """The same for a person who must judge the text: in the place of what only has the shape of a secret stands
+        which shape that is, and how much of the text it was."""
+        ...
+
     def secrets(self, text: str) -> Mapping[str, int]:
         """Which secrets are in it, by name: for the audit log alone, since a caller who knew could guess and try."""
         ...

@@ -23,6 +23,10 @@ class Reason(NamedTuple):
 
 _CALLER = {
     # the call itself
+    "not_to_be_judged": (
+        "A person must approve the call, and too much of it looks like secrets for them to be shown.",
+        "Send less in one call that looks like secrets.",
+    ),
     "ambiguous_keys": ("Two keys of one object would look the same to a reader.", "Name the keys apart."),
     "bad_arguments": ("The arguments do not fit the tool's schema.", "Read the message and the schema; call again."),
     "bad_meta": ("What the call carries in `_meta` cannot be sent on.", "Send less in `_meta`, as plain JSON."),

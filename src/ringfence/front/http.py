@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import anyio
@@ -41,6 +42,7 @@ from ringfence.front import results
 from ringfence.front.inbound import (
     ClientRequest,
     Inbound,
+    Watching,
     declared_problem,
     handshake,
     read_request,
@@ -222,7 +224,7 @@ class HttpSession:
         self.id = secrets.token_hex(16)
         self.principal = principal
         self.log_level = ["debug"]
-        self.watching: set[str] = set()
+        self.watching = Watching()
         self.last_used = anyio.current_time()
         self.busy = 0
         self.connection = Connection.for_loop(self, session_id=self.id)
@@ -246,6 +248,11 @@ class HttpSession:
             log_level=self.log_level,
             watching=self.watching,
         )
+
+    @property
+    def in_use(self) -> bool:
+        """Whether its client waits for an answer, or listens."""
+        return self.busy > 0 or self._listening
 
     @property
     def declared(self) -> Json:
@@ -359,9 +366,20 @@ class HttpSessions:
         self._sessions: dict[str, HttpSession] = {}
 
     def create(self, principal: Principal) -> HttpSession | None:
+        """A new session; None where all others are in use. If there are too many, whoever has most of them loses the
+        one that is not in use for longest: its client is told that it is gone, and begins another."""
         if len(self._sessions) >= MAX_SESSIONS:
-            return None
+            spared = self._dispensable()
+            if spared is None:
+                return None
+            del self._sessions[spared.id]
+            self._front.meanwhile(partial(self.end, spared))  # its servers may be slow
         return HttpSession(self._front, principal)
+
+    def _dispensable(self) -> HttpSession | None:
+        have = Counter(session.principal.key for session in self._sessions.values())
+        idle = (session for session in self._sessions.values() if not session.in_use)
+        return min(idle, key=lambda session: (-have[session.principal.key], session.last_used), default=None)
 
     def keep(self, session: HttpSession) -> None:
         self._sessions[session.id] = session

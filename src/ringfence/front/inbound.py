@@ -39,6 +39,15 @@ MOST_WATCHED = 1000
 
 
 @dataclass(slots=True)
+class Watching:
+    """What one session is subscribed to."""
+
+    uris: set[str] = field(default_factory=set)
+    over: bool = False
+    """The session has ended: what is subscribed to from now on would never end."""
+
+
+@dataclass(slots=True)
 class Inbound:
     """Rides on the SDK's message metadata from the transport to the front."""
 
@@ -51,8 +60,8 @@ class Inbound:
     """The request's own way back, set when it is dispatched."""
     log_level: list[str] = field(default_factory=lambda: ["debug"])
     """What a handshake-era client last asked for; shared by the requests of its session."""
-    watching: set[str] = field(default_factory=set)
-    """URIs that the session subscribed to; shared likewise."""
+    watching: Watching = field(default_factory=Watching)
+    """Shared likewise."""
     called: bool = False
     """It became a call, which is on record; an error answer to what did not is recorded where it leaves."""
     reason: str | None = None
@@ -146,10 +155,10 @@ def loud_enough(params: Json, wanted: str | None) -> bool:
     return LOG_LEVELS.index(level) >= LOG_LEVELS.index(wanted)
 
 
-def wants(method: str, params: Json, watching: set[str], level: str) -> bool:
+def wants(method: str, params: Json, watching: Watching, level: str) -> bool:
     """Whether a session gets a notification that belongs to no call of its own."""
     if method == "notifications/resources/updated":
-        return params.get("uri") in watching
+        return params.get("uri") in watching.uris
     return method != "notifications/message" or loud_enough(params, level)
 
 

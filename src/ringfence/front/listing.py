@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -11,31 +10,36 @@ from ringfence.core import canonical, invisible
 from ringfence.core.errors import Refused
 from ringfence.core.model import Call, Contract, Definition, Json, Origin, Principal, ServerSpec, Transport
 from ringfence.core.record import dataclass
+from ringfence.front import entries
 from ringfence.governance.pipeline import Pipeline
 from ringfence.governance.rulebook import Rulebook, allowed_item
 from ringfence.governance.uris import normal_uri
 from ringfence.identity import LOCAL_AGENT
 from ringfence.sandbox.tools.resources import PREFIX
 from ringfence.sandbox.tools.toolkit import SERVER
+from ringfence.upstream.link import HANDSHAKE, MODERN
 from ringfence.upstream.pool import SilentChannel
 
 log = logging.getLogger("ringfence.front")
 
 _RESOURCES = ("resources/list", "resources")
 _TEMPLATES = ("resources/templates/list", "resourceTemplates")
+_SHOWN = 200
+"""Characters of what a server chose, in the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
     rules: Rulebook
-    tools: list[Json]
+    tools: dict[str, list[Json]]
+    """By the revision that a client speaks."""
     header_schemas: dict[str, Json]
     in_sessions: frozenset[str]
     """Tools of ours that take a session."""
 
 
 def _offer(rules: Rulebook, clean: Callable[[Json], Json]) -> _Offer:
-    tools: list[Json] = []
+    tools: dict[str, list[Json]] = {version: [] for version in entries.REVISIONS}
     header_schemas: dict[str, Json] = {}
     in_sessions: set[str] = set()
     for capability in rules.catalog.offered(rules.environment):
@@ -55,7 +59,10 @@ def _offer(rules: Rulebook, clean: Callable[[Json], Json]) -> _Offer:
             header_schemas[name] = schema
         if capability.contract.transport is Transport.SANDBOXED_EXEC and "session" in body["inputSchema"]["properties"]:
             in_sessions.add(name)
-        tools.append(body)
+        for version, shown in tools.items():
+            fitting = _fitting("tool", body, capability.definition.server, version)
+            if fitting is not None:
+                shown.append(fitting)
     return _Offer(rules, tools, header_schemas, frozenset(in_sessions))
 
 
@@ -70,6 +77,17 @@ def _shown(clean: Callable[[Json], Json], definition: Definition) -> Json | None
         return None
 
 
+def _fitting(kind: entries.Kind, body: Json, server: str, version: str) -> Json | None:
+    """An entry for clients of this revision; None where it would cost them the whole list."""
+    try:
+        return entries.as_listed(kind, body, version)
+    except entries.Malformed as exc:
+        name = invisible.visible(str(body.get("name")))[:_SHOWN]
+        text = "server %s: its %s %s is not listed for clients of %s, which could not read the list: %s"
+        log.warning(text, server, kind, name, version, invisible.visible(str(exc))[:_SHOWN])
+        return None
+
+
 def _pointless(rules: Rulebook, contract: Contract) -> bool:
     """A tool of our own that policy never allows. No operator declared it, so it is not listed."""
     if contract.transport is not Transport.SANDBOXED_EXEC:
@@ -77,9 +95,18 @@ def _pointless(rules: Rulebook, contract: Contract) -> bool:
     return rules.policy.never_allows(Call("", Principal(LOCAL_AGENT), contract.name, {}), contract)
 
 
+def _revision(version: str) -> str:
+    return MODERN if version == MODERN else HANDSHAKE
+
+
 def _owner(name: str, servers: Collection[str]) -> str | None:
-    """The server that an offered name is said to be of: the one with the longest name that it begins with."""
-    return max((server for server in servers if name.startswith(f"{server}.")), key=len, default=None)
+    """The server that an offered name is said to be of, or looks as if: the one with the longest name that it begins
+    with. We are one, too."""
+    known = {server: invisible.alike(server) for server in (*servers, SERVER)}
+    longest = 2 * max(map(len, known))
+    begins = {invisible.alike(name[:place]) for place, letter in enumerate(name[:longest]) if letter == "."}
+    owners = (server for server, like in known.items() if like in begins)
+    return max(owners, key=lambda server: (name.startswith(f"{server}."), len(server)), default=None)
 
 
 _MOST_LEARNT = 5_000
@@ -95,12 +122,14 @@ class Listing:
         """(principal, uri) → server, learnt from listings."""
         self._learnt: Counter[str] = Counter()
         """How many of them each server has."""
+        self._unlisted: Counter[str] = Counter()
+        """How many resources of each server were left out of its last list."""
         self._offered: _Offer | None = None
         self.has_sessions: Callable[[], bool] = lambda: False
         """What sessions left are resources, too."""
 
-    def tools(self) -> list[Json]:
-        return self._offer().tools
+    def tools(self, version: str = MODERN) -> list[Json]:
+        return self._offer().tools[_revision(version)]
 
     def header_schema(self, tool: str) -> Json | None:
         """The input schema of a tool that wants some arguments repeated as HTTP headers."""
@@ -116,30 +145,37 @@ class Listing:
             self._offered = _offer(rules, self._pipeline.listed)
         return self._offered
 
-    def prompts(self) -> list[Json]:
+    def prompts(self, version: str = MODERN) -> list[Json]:
         names = self._prompt_names()
         prompts = self._pipeline.rules.prompts
         clean = self._pipeline.listed
-        shown = ((name, _shown(clean, prompts[key])) for name, key in names.items())
-        return [{**body, "name": name} for name, body in shown if body is not None]
+        out: list[Json] = []
+        for name, key in names.items():
+            body = _shown(clean, prompts[key])
+            fitting = None if body is None else _fitting("prompt", {**body, "name": name}, key[0], _revision(version))
+            if fitting is not None:
+                out.append(fitting)
+        return out
 
     def prompt(self, name: str) -> tuple[str, str] | None:
         """(server, the server's own name) of an offered prompt."""
         return self._prompt_names().get(name)
 
     def _prompt_names(self) -> dict[str, tuple[str, str]]:
-        """Offered names. A prompt is preceded by its server's name where two servers have it, and where its own name
-        begins like that of another server: what is offered as SERVER.NAME is that server's, whoever else says so."""
+        """Offered names. A prompt is preceded by its server's name where two servers have it, or names that look like
+        it, and where its own name begins like that of another server: what is offered as SERVER.NAME is that server's,
+        whoever else says so."""
         rules = self._pipeline.rules
         keys = [k for k in rules.prompts if k[0] in rules.servers and allowed_item(rules.servers[k[0]], "prompt", k[1])]
         # A name is sent back as it was shown.
         keys = [key for key in keys if invisible.name(key[1]) == key[1] and self._shows(key[1])]
-        times = Counter(name for _, name in keys)
+        likes = {key: invisible.alike(key[1]) for key in keys}
+        times = Counter(like for like, _ in {(likes[key], key[0]) for key in keys})
         offered: dict[str, tuple[str, str]] = {}
         for server, name in keys:
             owner = _owner(name, rules.servers)
             free = owner is None or (owner == server and (server, name.removeprefix(f"{server}.")) not in rules.prompts)
-            shown = name if times[name] == 1 and free else f"{server}.{name}"
+            shown = name if times[likes[server, name]] == 1 and free else f"{server}.{name}"
             if shown == name or _owner(shown, rules.servers) == server:  # otherwise it is the name of another's
                 offered[shown] = (server, name)
         return offered
@@ -148,22 +184,55 @@ class Listing:
         """Whether nothing in this name is a secret, or has the shape of one."""
         return bool(self._pipeline.listed({"name": name})["name"] == name)
 
-    async def resources(self, principal: Principal, *, templates: bool, origin: Origin = "system") -> list[Json]:
+    async def resources(
+        self, principal: Principal, *, templates: bool, origin: Origin = "system", version: str = MODERN
+    ) -> list[Json]:
         """The resources of every server that lists any; a server that is down is logged and left out."""
-        key = "uriTemplate" if templates else "uri"
         out: list[Json] = []
         for spec in self._with_resources():
+            bad: list[str] = []
             for item in await self._listing(spec.name, principal, templates, origin):
-                uri = item.get(key)
-                known = normal_uri(uri) if isinstance(uri, str) else None
-                if known is not None and allowed_item(spec, "resource", known) and not known.startswith(PREFIX):
-                    self._learn(principal, known, spec.name)
-                    # As it will be compared and sent when it is asked for.
-                    with contextlib.suppress(Refused):
-                        out.append(self._pipeline.listed(item if known == uri else {**item, key: known}))
+                try:
+                    shown = self._resource(spec, principal, item, templates=templates, version=version)
+                except entries.Malformed as exc:
+                    bad.append(str(exc))
+                else:
+                    out += [] if shown is None else [shown]
+            self._tell_unlisted(spec.name, bad)
         if self.has_sessions():
             out += await self._listing(SERVER, principal, templates, origin)
         return out
+
+    def _resource(
+        self, spec: ServerSpec, principal: Principal, item: Json, *, templates: bool, version: str
+    ) -> Json | None:
+        """One of a server's resources, or templates, as a client is shown it; None where it is not offered. Raises
+        Malformed."""
+        key = "uriTemplate" if templates else "uri"
+        uri = item.get(key)
+        known = normal_uri(uri) if isinstance(uri, str) else None
+        if known is None:
+            raise entries.Malformed(f"{key}: there is none, or none that has one meaning")
+        if not allowed_item(spec, "resource", known):
+            return None
+        # As it will be compared and sent when it is asked for.
+        item = entries.as_listed("template" if templates else "resource", {**item, key: known}, version)
+        self._learn(principal, known, spec.name)
+        owner = self._owners.get((principal.key, known), spec.name)
+        other = self._pipeline.rules.servers.get(owner)
+        if other is not None and other is not spec and allowed_item(other, "resource", known):
+            return None  # it is read from the other, whatever this one says of it
+        try:
+            return self._pipeline.listed(item)
+        except Refused as exc:
+            raise entries.Malformed(exc.message) from None
+
+    def _tell_unlisted(self, server: str, bad: list[str]) -> None:
+        """How many of a server's resources are left out, and why the first is; once for each number."""
+        if len(bad) != self._unlisted[server] and bad:
+            text = "server %s: %d of its resources are not listed, since clients could not read the list; the first: %s"
+            log.warning(text, server, len(bad), invisible.visible(bad[0])[:_SHOWN])
+        self._unlisted[server] = len(bad)
 
     async def _listing(self, server: str, principal: Principal, templates: bool, origin: Origin) -> list[Json]:
         """What one server lists now, asked for by a call like any other."""

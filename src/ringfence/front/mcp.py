@@ -34,6 +34,7 @@ from ringfence.front.inbound import (
     Inbound,
     PausableChannel,
     PausedCalls,
+    Watching,
 )
 from ringfence.front.listing import Listing
 from ringfence.front.refusals import Refusals
@@ -68,7 +69,10 @@ class McpFront:
         self._pool = pool
         self.listing = Listing(pipeline)
         self._paused = PausedCalls(pipeline, group)
+        self._group = group
         self._watchers: Counter[tuple[str, str]] = Counter()
+        self._watched_at: dict[tuple[str, str], str] = {}
+        """The server that each of these is watched at."""
         self._buses: dict[str, InMemorySubscriptionBus] = {}
         self._listeners: dict[str, ListenHandler] = {}
         self.refusals = Refusals()
@@ -276,33 +280,46 @@ class McpFront:
     # ── lists ─────────────────────────────────────────────────────────────────────────────────────
 
     async def _list_tools(self, asked: ClientRequest, inbound: Inbound) -> Json:
-        return {"tools": self.listing.tools()}
+        return {"tools": self.listing.tools(asked.version)}
 
     async def _list_prompts(self, asked: ClientRequest, inbound: Inbound) -> Json:
-        return {"prompts": self.listing.prompts()}
+        return {"prompts": self.listing.prompts(asked.version)}
 
     async def _list_resources(self, asked: ClientRequest, inbound: Inbound) -> Json:
-        return {"resources": await self.listing.resources(inbound.principal, templates=False, origin=inbound.origin)}
+        return {"resources": await self._resources(asked, templates=False)}
 
     async def _list_templates(self, asked: ClientRequest, inbound: Inbound) -> Json:
-        found = await self.listing.resources(inbound.principal, templates=True, origin=inbound.origin)
-        return {"resourceTemplates": found}
+        return {"resourceTemplates": await self._resources(asked, templates=True)}
+
+    async def _resources(self, asked: ClientRequest, *, templates: bool) -> list[Json]:
+        inbound = asked.inbound
+        return await self.listing.resources(
+            inbound.principal, templates=templates, origin=inbound.origin, version=asked.version
+        )
 
     # ── subscriptions and log levels ──────────────────────────────────────────────────────────────
 
     async def _subscribe(self, asked: ClientRequest, inbound: Inbound) -> Json:
         uri = _watchable(asked.params.get("uri"))
-        if uri not in inbound.watching:
-            if len(inbound.watching) >= MOST_WATCHED:
+        watching = inbound.watching
+        if uri not in watching.uris:
+            if len(watching.uris) >= MOST_WATCHED:
                 raise MCPError(INVALID_PARAMS, _TOO_MANY)
             await self._watch(inbound, uri, asked.version)
-            inbound.watching.add(uri)
+            # Meanwhile the session may have ended, or have been subscribed by another request.
+            full = len(watching.uris) >= MOST_WATCHED
+            if watching.over or full or uri in watching.uris:
+                await self.forget(inbound.principal, {uri})
+                if full:
+                    raise MCPError(INVALID_PARAMS, _TOO_MANY)
+            else:
+                watching.uris.add(uri)
         return {}
 
     async def _unsubscribe(self, asked: ClientRequest, inbound: Inbound) -> Json:
         uri = _watchable(asked.params.get("uri"))
-        if uri in inbound.watching:
-            inbound.watching.discard(uri)
+        if uri in inbound.watching.uris:
+            inbound.watching.uris.discard(uri)
             await self.forget(inbound.principal, {uri})
         return {}
 
@@ -316,25 +333,46 @@ class McpFront:
         call = replace(call, server=server, session=inbound.session)
         assert inbound.outbound is not None
         inbound.called = True
-        outcome = await self._pipeline.handle(call, ClientChannel(inbound.outbound, {}, None))
+        self._watchers[principal.key, uri] += 1  # from now on: nobody else ends it meanwhile
+        if server is not None:
+            self._watched_at.setdefault((principal.key, uri), server)
+        try:
+            outcome = await self._pipeline.handle(call, ClientChannel(inbound.outbound, {}, None))
+        except BaseException:
+            # The server may have it already, and nobody would end it.
+            with anyio.CancelScope(shield=True):
+                await self.forget(principal, {uri})
+            raise
         if not outcome.ok:
+            self._unwatch(principal, uri)
             raise results.item_error(outcome, call, version)
-        self._watchers[principal.key, uri] += 1
 
     async def forget(self, principal: Principal, uris: set[str]) -> None:
         """A session watches these no longer; with the last one, the server is unsubscribed."""
         for uri in uris:
-            key = (principal.key, uri)
-            self._watchers[key] -= 1
-            if self._watchers[key] > 0:
+            server = self._watched_at.get((principal.key, uri))
+            if self._unwatch(principal, uri):
                 continue
-            del self._watchers[key]
-            server = await self.listing.resource_server(principal, uri)
             if server is not None:
                 call = _aside("resource", "resources/unsubscribe", Inbound(principal, "system"), uri, {"uri": uri})
                 outcome = await self._pipeline.handle(replace(call, server=server), SilentChannel())
                 if not outcome.ok:
                     log.debug("server %s did not take the end of a subscription: %s", server, outcome.message)
+
+    def _unwatch(self, principal: Principal, uri: str) -> int:
+        """How many of this principal's sessions and streams watch it, one less now."""
+        key = (principal.key, uri)
+        self._watchers[key] -= 1
+        left = self._watchers[key]
+        if left <= 0:
+            del self._watchers[key]
+            self._watched_at.pop(key, None)
+        return left
+
+    def hears(self, principal: Principal, uri: str, server: str) -> bool:
+        """Whether this principal is subscribed to a resource at this server. Another that may have the same one says
+        nothing of its changes."""
+        return self._watched_at.get((principal.key, uri)) == server
 
     async def _set_level(self, asked: ClientRequest, inbound: Inbound) -> Json:
         level = asked.params.get("level")
@@ -359,11 +397,10 @@ class McpFront:
         if len(wanted) > MOST_WATCHED:
             raise MCPError(INVALID_PARAMS, _TOO_MANY)
         try:
-            for uri in wanted:
+            for uri in dict.fromkeys(map(_watchable, wanted)):  # each once, since it is ended once
                 try:
-                    known = _watchable(uri)
-                    await self._watch(inbound, known, ctx.protocol_version)
-                    watched.add(known)
+                    await self._watch(inbound, uri, ctx.protocol_version)
+                    watched.add(uri)
                 except MCPError as exc:
                     log.info("a subscription to %s will never report a change: %s", uri, exc)
             handler = self._listeners.setdefault(principal.key, ListenHandler(self._bus(principal)))
@@ -381,10 +418,23 @@ class McpFront:
         for bus in buses:
             await bus.publish(event)
 
-    async def ended(self, session: str, principal: Principal, watched: set[str]) -> None:
+    async def ended(self, session: str, principal: Principal, watching: Watching) -> None:
         """A client's session is over: what was kept for it alone goes."""
+        watching.over = True
+        watched, watching.uris = watching.uris, set()
         await self.forget(principal, watched)
         self._pool.release(session)
+
+    def meanwhile(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do this while the request that gave the reason for it goes on."""
+
+        async def do() -> None:
+            try:
+                await work()
+            except Exception:  # the edge: what is done aside must not end the gateway
+                log.exception("what a request left to be done failed inside the gateway")
+
+        self._group.start_soon(do)
 
     def roots_changed(self, session: str) -> None:
         """A handshake-era client works on other folders now."""

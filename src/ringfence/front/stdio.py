@@ -39,6 +39,7 @@ from ringfence.core.model import Json, Principal
 from ringfence.core.quoting import quoted
 from ringfence.front.inbound import (
     Inbound,
+    Watching,
     declared_problem,
     handshake,
     read_request,
@@ -70,7 +71,7 @@ class StdioFront:
         self._alias = f"{secrets.token_hex(8)}:"
         """Begins the ids that we give to requests whose own id is in use: to the SDK two requests never share one, so
         that the first can still be cancelled. The rest of such an id is what the client wrote."""
-        self._watching: set[str] = set()
+        self._watching = Watching()
         self._initialized = False
         """Whether a client of the handshake era is there: only such a one is told what it did not ask for."""
         self._dispatcher: JSONRPCDispatcher[TransportContext] | None = None

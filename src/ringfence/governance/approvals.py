@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from weakref import WeakValueDictionary
 
 from ringfence.audit.approvals import ProvenApproval
 from ringfence.core.aio import in_thread
@@ -39,20 +41,71 @@ class Requirement:
     people: int
 
 
+class QuestionPlaces:
+    """The places for questions that wait. An agent has so many, since the people who answer must be able to read them
+    all; each of its clients may have as many as are left for the others, so that none can take them all."""
+
+    def __init__(self) -> None:
+        self._askers: dict[str, dict[str, str]] = {}
+        """By principal: who asked which question, of those that were asked through this process."""
+        self._taken: Counter[tuple[str, str]] = Counter()
+        """Places of questions that are being written."""
+
+    def take(self, call: Call, waiting: set[str]) -> None:
+        """A place for one more question; `waiting` are those of its agent. Raises Refused."""
+        principal = call.principal.key
+        askers = self._askers[principal] = {
+            ident: asker for ident, asker in self._askers.get(principal, {}).items() if ident in waiting
+        }
+        coming = sum(count for (whose, _), count in self._taken.items() if whose == principal)
+        free = _MOST_WAITING - len(waiting) - coming
+        own = list(askers.values()).count(_client(call)) + self._taken[principal, _client(call)]
+        if free <= 0:
+            text = f"{_MOST_WAITING} calls of this agent wait for a person already"
+            raise Refused(Status.DENIED, "throttled", text)
+        if own >= free:
+            text = f"{own} calls of this client wait for a person already; the {free} places left are for other clients"
+            raise Refused(Status.DENIED, "throttled", text)
+        self._taken[principal, _client(call)] += 1
+
+    def filled(self, call: Call, ident: str | None) -> None:
+        """The question of a place that was taken is written, under this id; or, None, it is not."""
+        place = (call.principal.key, _client(call))
+        self._taken[place] -= 1
+        if not self._taken[place]:
+            del self._taken[place]
+        if ident is not None:
+            self._askers.setdefault(call.principal.key, {})[ident] = _client(call)
+
+
+def _client(call: Call) -> str:
+    """Who of an agent's clients asks, as far as that can be told: a session, or the way that a call came by."""
+    return call.session or call.origin
+
+
 class Approvals:
     """Asks people, waits, and decides whether a call may go on. The grant consumes the approval."""
 
     def __init__(
-        self, store: Store, rules: Mapping[str, ApprovalRule], people: Mapping[str, Person], *, wait_seconds: float
+        self,
+        store: Store,
+        rules: Mapping[str, ApprovalRule],
+        people: Mapping[str, Person],
+        *,
+        wait_seconds: float,
+        places: QuestionPlaces | None = None,
     ) -> None:
-        """Without `people` there is one person, who has every role."""
+        """Without `people` there is one person, who has every role. `places` outlive a change of the rules."""
         self._store = store
+        self._places = places or QuestionPlaces()
         self._rules = {**rules, "always": ALWAYS}
         self._people = people
         self._conditions = {n: Expression(r.when) for n, r in rules.items() if r.when is not None}
         self._wait = wait_seconds
         self._making = asyncio.Lock()
         """Summaries are made one at a time: more threads would take the interpreter from the loop."""
+        self._turns: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        """By client: of each, one summary at most waits to be made, so that one who asks much holds up itself."""
 
     def requirement(self, contract: Contract, decision: Decision, variables: Callable[[], Json]) -> Requirement | None:
         """What must be asked for this call, if anything. A condition that fails to evaluate asks."""
@@ -151,10 +204,6 @@ class Approvals:
 
     async def _ask(self, call: Call, digest: str, requirement: Requirement, summary: Callable[[], Json]) -> Approval:
         def question() -> ApprovalQuestion:
-            if self._store.reader().open_questions(call.principal.key) >= _MOST_WAITING:
-                # The people who answer must be able to read all that is asked.
-                text = f"{_MOST_WAITING} calls of this agent wait for a person already"
-                raise Refused(Status.DENIED, "throttled", text)
             now = time.time()
             return ApprovalQuestion(
                 digest=digest,
@@ -171,9 +220,17 @@ class Approvals:
                 expires_at=now + requirement.expires_seconds,
             )
 
-        async with self._making:
-            asked = await in_thread(question)
-        return await self._store.write(lambda tx: tx.ask_approval(asked), durable=True)
+        # Before it is made: what a client asks in vain costs others nothing.
+        self._places.take(call, self._store.reader().open_questions(call.principal.key))
+        approval: Approval | None = None
+        try:
+            turn = self._turns.setdefault((call.principal.key, _client(call)), asyncio.Lock())
+            async with turn, self._making:
+                asked = await in_thread(question)
+            approval = await self._store.write(lambda tx: tx.ask_approval(asked), durable=True)
+            return approval
+        finally:
+            self._places.filled(call, None if approval is None else approval.id)
 
     async def _await_answer(self, approval: Approval, channel: Channel, wait: float) -> Approval:
         """The question once it has an answer, or as it stands when there is no more time for one."""

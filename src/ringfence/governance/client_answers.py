@@ -130,7 +130,7 @@ class AnswerChannel:
         asked = replace(self.state, call=call, decision=decision, arguments_digest=canonical.digest(about))
         digest = approval_binding.binding(rules, asked, contract, requirement)
         words = {key: _words(question) for key, question in questions.items()}
-        shown = lambda: {**approval_binding.summary(self.guard, asked), "asked": self.guard.redacted(contract, words)}  # noqa: E731
+        shown = lambda: {**approval_binding.summary(self.guard, asked), "asked": self.guard.judged(contract, words)[0]}  # noqa: E731
         try:
             await rules.approvals.obtain(approval_binding.named(asked), digest, requirement, shown, self.client)
             if approval_binding.binding(self._rules(), asked, contract, requirement) != digest:
@@ -177,11 +177,33 @@ def _put(question: Json) -> Json:
     return {"method": question.get("method"), "params": {k: v for k, v in params.items() if k != "_meta"}}
 
 
-def _words(question: Json) -> str:
-    """A question as it is shown to the person who must approve the answer."""
+def _words(question: Json) -> Any:
+    """A question as it is shown to the person who must approve the answer: its message, and what it asks for. A field
+    says by its name, its type, what may be chosen and its default what its answer will be taken for."""
     params = question.get("params")
-    message = params.get("message") if isinstance(params, dict) else None
-    return message if isinstance(message, str) else str(question.get("method"))
+    params = params if isinstance(params, dict) else {}
+    message = params.get("message")
+    text = message if isinstance(message, str) else str(question.get("method"))
+    if params.get("mode") == "url":
+        return {"message": text, "url": params.get("url")}
+    schema = params.get("requestedSchema")
+    fields = schema.get("properties") if isinstance(schema, dict) else None
+    if not isinstance(fields, dict) or not fields:
+        return text
+    needed = schema.get("required") if isinstance(schema, dict) else None
+    needed = needed if isinstance(needed, list) else []
+    return {
+        "message": text,
+        "fields": {name: _field(field, needed=name in needed) for name, field in fields.items()},
+    }
+
+
+def _field(field: Any, *, needed: bool) -> Any:
+    """One field of a question, with its type first; the rest as the server says it."""
+    if not isinstance(field, dict):
+        return field
+    kind = {"type": field.get("type", "any"), **({"default": field["default"]} if "default" in field else {})}
+    return {**kind, **({"required": True} if needed else {}), **{k: v for k, v in field.items() if k not in kind}}
 
 
 # ── Whether an answer fits ────────────────────────────────────────────────────────────────────────

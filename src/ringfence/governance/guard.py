@@ -40,6 +40,8 @@ FOREIGN = "foreign_keys"
 
 _MOST_HITS = 1000
 """A text that a pattern matches more often is withheld whole: each hit costs another search of the rest."""
+_MOST_JUDGED = 500
+"""Pieces that may be missing in what a person is to judge. Each takes time in which others wait to be shown theirs."""
 _CHOSEN = ("files", "skipped", "trouble", "late", "planted")
 """Facts that hold names which a program in a box chose."""
 _SPEAKER = "ringfence/server"
@@ -112,15 +114,23 @@ class _Item:
 class _RuleHits(Counter[str]):
     """How often each rule matched."""
 
-    def __init__(self, *, escape: bool = True) -> None:
-        """Without `escape`, what a reader does not see is removed from texts."""
+    def __init__(self, *, escape: bool = True, judged: bool = False) -> None:
+        """Without `escape`, what a reader does not see is removed from texts. `judged` is what a person must decide
+        on: it says what is missing, and not too much may be."""
         super().__init__()
         self.escape = escape
+        self.judged = judged
+        self.missing = 0
+        """Pieces that were removed, as far as that is counted."""
         self.secrets: Counter[str] = Counter()
 
 
 class _SameKey(Exception):
     """A key, with what cannot be seen in it escaped, is another key of the same object."""
+
+
+class _TooMuchMissing(Exception):
+    """So much would be missing in what a person is shown that they could not judge it."""
 
 
 class Guard:
@@ -236,6 +246,18 @@ class Guard:
             return self._walk(value, _compiled(contract.redact), hits, keys=True), dict(hits)
         except _SameKey:
             raise Refused(Status.VALIDATION_FAILURE, "ambiguous_keys", _SAME_KEY) from None
+
+    def judged(self, contract: Contract, value: Any) -> tuple[Any, Mapping[str, int]]:
+        """The same for a person who decides on it. What is only in the shape of a secret may be anything, code too: in
+        its place stands that, and how long it is. Raises Refused also where too much would be missing."""
+        hits = _RuleHits(judged=True)
+        try:
+            return self._walk(value, _compiled(contract.redact), hits, keys=True), dict(hits)
+        except _SameKey:
+            raise Refused(Status.VALIDATION_FAILURE, "ambiguous_keys", _SAME_KEY) from None
+        except _TooMuchMissing:
+            text = f"A person would have to judge it, and more than {_MOST_JUDGED} pieces of it look like secrets"
+            raise Refused(Status.VALIDATION_FAILURE, "not_to_be_judged", text) from None
 
     def facts(self, facts: Json) -> Json:
         """Facts with names in them that a program in a box chose: of its files, and of the hosts that it asked for.
@@ -421,9 +443,12 @@ class Guard:
 
     def _redacted(self, text: str, patterns: tuple[Any, ...], hits: _RuleHits) -> str:
         if self.redactor is not None:
-            clean, found = self.redactor.redact(text)
+            clean, found = (self.redactor.marked if hits.judged else self.redactor.redact)(text)
             if found:
                 hits.update(found)
+                hits.missing += sum(found.values())
+                if hits.judged and hits.missing > _MOST_JUDGED:
+                    raise _TooMuchMissing
                 hits.secrets.update(self.redactor.secrets(text))
                 text = clean
         for index, pattern in enumerate(patterns):
@@ -566,6 +591,10 @@ def _object(block: Json) -> Json | None:
     return value if isinstance(value, dict) else None
 
 
+_OURS = invisible.alike("ringfence")
+_LONGEST_KEY = 256
+
+
 class GuardedChannel:
     """The way back to the client, with everything that a server says on it cleaned as its results are."""
 
@@ -596,8 +625,11 @@ class GuardedChannel:
         return {names[name]: answer for name, answer in (await self._channel.ask(clean)).items() if name in names}
 
     def _name(self, key: str, taken: Mapping[str, str]) -> str:
-        """What the client knows a question by: the server's own key, unless that is more than a name."""
-        if key not in taken and key in self._guard.redacted(self._contract, {key: None}):
+        """What the client knows a question by: the server's own key, unless that is more than a name, looks like
+        another's, or like one of ours."""
+        like = invisible.alike(key[:_LONGEST_KEY])
+        free = not like.startswith(_OURS) and all(like != invisible.alike(name) for name in taken)
+        if free and len(key) <= _LONGEST_KEY and key in self._guard.redacted(self._contract, {key: None}):
             return key
         return next(name for number in itertools.count(1) if (name := f"question-{number}") not in taken)
 

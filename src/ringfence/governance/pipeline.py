@@ -303,7 +303,10 @@ class Pipeline:
         if contract.commands is not None and decision.allowed:
             state.decision = approval_binding.for_programs(decision, state.call, contract)
         _require_allowed(decision)
-        if decision.asks and state.call.kind in ASIDE:
+        if decision.asks and state.call.method == "resources/unsubscribe":
+            # It gives nothing, and a session's end would wait for it.
+            state.decision = replace(decision, asks=(), reason=f"{decision.reason}; to end it no person is asked")
+        elif decision.asks and state.call.kind in ASIDE:
             text = f"Refused by policy: {decision.reason}, and no person can be asked for {state.call.method}"
             raise Refused(Status.DENIED, "policy", text)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from ringfence.core import canonical
+from ringfence.core import canonical, invisible
 from ringfence.core.model import Call, Contract, Definition, Json, Mode, ServerSpec, Transport
 from ringfence.core.record import dataclass
 from ringfence.governance.approvals import Approvals
@@ -29,6 +29,9 @@ class Rulebook:
     """Accepted prompt definitions by (server, name)."""
     implicit: Mapping[str, Contract]
     """The contract of each server's resources, prompts and completions."""
+
+
+_OURS = invisible.alike("ringfence")
 
 
 def implicit_contract(spec: ServerSpec) -> Contract:
@@ -100,4 +103,6 @@ def allowed_item(spec: ServerSpec, kind: str, name: str) -> bool:
     if kind != "resource":
         return any(fnmatchcase(name, pattern) for pattern in spec.prompts)
     uri = normal_uri(name)
-    return uri is not None and any(fits(uri, pattern) for pattern in spec.resources)
+    if uri is None or invisible.alike(uri.partition(":")[0]) == _OURS:
+        return False  # what is in our scheme, or looks like it, is no server's
+    return any(fits(uri, pattern) for pattern in spec.resources)

@@ -105,6 +105,15 @@ class SecretMatcher:
         redacted = self.redacted(data)
         return redacted.data.decode("utf-8", "surrogatepass"), redacted.rules
 
+    def marked(self, text: str) -> tuple[str, Mapping[str, int]]:
+        """The same, but for what only has the shape of a secret: in its place stands which, and how long it was."""
+        if len(text) < _SHORTEST:
+            return text, {}
+        data = text.encode("utf-8", "surrogatepass")
+        spans = self.find(data, most=_MOST_HITS)
+        found = _redacted(data, spans, mark=_mark)
+        return found.data.decode("utf-8", "surrogatepass"), found.rules
+
     def redacted(self, data: bytes) -> Redacted:
         """The same for bytes of any kind, with the names of the secrets."""
         return _redacted(data, self.find(data, most=_MOST_HITS))
@@ -196,7 +205,17 @@ def _matches(pattern: str, data: bytes, rule: str) -> Iterator[Span]:
             yield Span(begin, end, Counter({rule: 1}), begins=begin)
 
 
-def _redacted(data: bytes, spans: list[Span], place: int = 0) -> Redacted:
+def _mark(span: Span, gone: bytes) -> bytes:
+    # How long a known secret is, is no one's business.
+    if span.secrets or not span.rules:
+        return REPLACEMENT.encode()
+    size = len(gone.decode("utf-8", "surrogatepass"))
+    return f"[redacted: {size} characters that look like {' and '.join(sorted(span.rules))}]".encode()
+
+
+def _redacted(
+    data: bytes, spans: list[Span], place: int = 0, mark: Callable[[Span, bytes], bytes] | None = None
+) -> Redacted:
     if not spans:
         return Redacted(data, {}, {})
     rules: Counter[str] = Counter()
@@ -204,15 +223,25 @@ def _redacted(data: bytes, spans: list[Span], place: int = 0) -> Redacted:
     for span in spans:
         rules.update(span.rules)
         names.update(span.secrets)
-    return Redacted(without(data, spans, place), dict(rules), dict(names))
+    return Redacted(without(data, spans, place, mark=mark), dict(rules), dict(names))
 
 
-def without(data: bytes, spans: list[Span], place: int = 0, *, masked: bool = False) -> bytes:
-    """The data with each span replaced; masked, it is as long as before. `place` is where in the spans' it begins."""
+def without(
+    data: bytes,
+    spans: list[Span],
+    place: int = 0,
+    *,
+    masked: bool = False,
+    mark: Callable[[Span, bytes], bytes] | None = None,
+) -> bytes:
+    """The data with each span replaced; masked, it is as long as before. `place` is where in the spans' it begins.
+    `mark` says what stands in the place of one."""
     pieces: list[bytes] = []
     end = 0
     for span in spans:
         gone = MASK * (span.end - span.start) if masked else REPLACEMENT.encode()
+        if mark is not None:
+            gone = mark(span, data[span.start - place : span.end - place])
         pieces += (data[end : span.start - place], gone)
         end = span.end - place
     return b"".join((*pieces, data[end:]))
@@ -437,6 +466,9 @@ class TenantRedactor:
 
     def redact(self, text: str) -> tuple[str, Mapping[str, int]]:
         return self.values.redact(text)
+
+    def marked(self, text: str) -> tuple[str, Mapping[str, int]]:
+        return self.values.marked(text)
 
     def redacted(self, data: bytes) -> Redacted:
         return self.values.redacted(data)

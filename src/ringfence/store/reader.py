@@ -264,12 +264,12 @@ class Reader:
             now = self._now()
             return [approval_from(self._connection, row, now) for row in rows]
 
-    def open_questions(self, principal: str) -> int:
-        """How many questions of this principal wait for an answer."""
+    def open_questions(self, principal: str) -> set[str]:
+        """The ids of this principal's questions that wait for an answer."""
         with _readable():
             now = self._now()
-        counted = "SELECT count(*) FROM approvals WHERE state = 'pending' AND principal = ? AND expires_at > ?"
-        return int(self._all(counted, [principal, now])[0][0])
+        found = "SELECT id FROM approvals WHERE state = 'pending' AND principal = ? AND expires_at > ?"
+        return {str(row[0]) for row in self._all(found, [principal, now])}
 
     def unanswered(self, since: float) -> set[str]:
         """The ids of all questions asked since then that have no answer; what people are shown is not read for it."""

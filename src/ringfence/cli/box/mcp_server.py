@@ -24,6 +24,7 @@ from ringfence.governance.pipeline import Pipeline
 from ringfence.governance.rulebook import Rulebook
 from ringfence.sandbox.tools.resources import address
 from ringfence.sdk.execution import value
+from ringfence.upstream.link import MODERN
 
 TOOLS = (
     *("execute_python", "run_shell", "interrupt_session"),
@@ -57,8 +58,10 @@ class BoxListing(Listing):
         super().__init__(pipeline)
         self._begin = address(session, "")
 
-    async def resources(self, principal: Principal, *, templates: bool, origin: Origin = "system") -> list[Json]:
-        found = [] if templates else await super().resources(principal, templates=False, origin=origin)
+    async def resources(
+        self, principal: Principal, *, templates: bool, origin: Origin = "system", version: str = MODERN
+    ) -> list[Json]:
+        found = [] if templates else await super().resources(principal, templates=False, origin=origin, version=version)
         return [item for item in found if str(item["uri"]).startswith(self._begin)]
 
 
