@@ -297,17 +297,14 @@ async def test_what_is_refused_on_the_way_never_ran_only_where_that_is_stated(
 
 
 @pytest.mark.anyio
-async def test_a_read_that_its_server_turned_away_may_have_done_something_for_all_that_is_known(tmp_path: Path) -> None:
+async def test_of_a_read_that_its_server_turned_away_the_effect_is_only_declared(tmp_path: Path) -> None:
     away = OutcomeUnknown("server_refused", "HTTP 503", answered=503)
     down = Unavailable("server_down", "it is down")
     said = Said(contracts=(contract("echo", retry={"attempts": 1}),))
     async with governed(tmp_path, said, [away, down]) as way:
         outcome = await way.call(idempotency_key="k")
-        assert (outcome.status, outcome.reason_code, outcome.facts["effect"]) == (
-            "unavailable",
-            "server_refused",
-            "unknown",
-        )
+        assert (outcome.status, outcome.reason_code, outcome.facts["effect"]) == ("unavailable", "server_refused", "none")
+        assert outcome.facts["effect_basis"] == "declared"
         assert len(way.servers.requests) == 2
         await way.call(idempotency_key="k")
         assert len(way.servers.requests) > 2, "the key is free: it was a read"

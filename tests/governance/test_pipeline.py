@@ -89,7 +89,7 @@ async def test_every_ending_has_its_status_effect_and_one_record(case: str, tmp_
     [{"network": "inside"}, {"mounts": (Mount("/a", "/b", "rw"),)}, {"placement": "unsafe_host"}, {"url": DESK.url}],
     ids=["network", "mount", "host", "remote"],
 )
-async def test_a_read_of_a_server_that_can_change_something_is_not_on_record_as_without_effect(
+async def test_the_record_of_a_read_of_a_server_that_can_do_more_says_that_its_effect_is_only_declared(
     case: str, place: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reply, _, status, code, _ = ENDINGS[case]
@@ -97,11 +97,12 @@ async def test_a_read_of_a_server_that_can_change_something_is_not_on_record_as_
     said = Said(contracts=(contract("echo", retry={"attempts": 0}),), server=replace(SHUT_IN, **place))
     async with governed(tmp_path, said, [reply]) as way:
         outcome = await way.call("echo", {"text": "x"})
-        assert (outcome.status, outcome.reason_code, outcome.facts["effect"]) == (status, code, Effect.UNKNOWN)
-        assert "no side effect" not in outcome.facts["explanation"]
+        assert (outcome.status, outcome.reason_code, outcome.facts["effect"]) == (status, code, Effect.NONE)
+        assert outcome.facts["effect_basis"] == "declared" and "no side effect" not in outcome.facts["explanation"]
         assert "it is declared a read" in outcome.facts["explanation"]
         started, finished = way.store.reader().records(call_id=outcome.facts["call_id"])
-        assert (started.body["effect_possible"], finished.body["effect"]) == (True, Effect.UNKNOWN)
+        assert (started.body["effect_possible"], finished.body["effect"]) == (True, Effect.NONE)
+        assert finished.body["facts"]["effect_basis"] == "declared"
         assert started.body["durable"] is False and not any(synced), "a read that is declared one waits for no disk"
 
 
@@ -115,11 +116,12 @@ async def test_a_read_of_a_server_that_can_change_something_is_not_on_record_as_
 async def test_what_a_server_lists_is_read_from_it_like_anything_else(
     kind: Any, asked: str, more: dict[str, Any], tmp_path: Path
 ) -> None:
-    for server, effect in ((SHUT_IN, Effect.NONE), (DESK, Effect.UNKNOWN)):
+    for server, basis in ((SHUT_IN, None), (DESK, "declared")):
         async with governed(tmp_path / server.placement / str(server.url is None), Said(server=server)) as way:
             made = Call("call_1", Principal("analyst"), asked, **{"arguments": {}, **more}, kind=kind, server="desk")
             outcome = await way.pipeline.handle(made, Client())
-            assert (outcome.status, outcome.facts["effect"]) == (Status.SUCCESS, effect)
+            assert (outcome.status, outcome.facts["effect"]) == (Status.SUCCESS, Effect.NONE)
+            assert outcome.facts.get("effect_basis") == basis
 
 
 def durable_writes(monkeypatch: pytest.MonkeyPatch) -> list[bool]:

@@ -385,7 +385,8 @@ async def test_a_read_that_was_turned_away_is_unavailable(tmp_path: Path) -> Non
     async with answered(tmp_path, 503) as (way, acted):
         outcome = await way.call()
         assert (outcome.status, outcome.reason_code) == (Status.UNAVAILABLE, "server_refused")
-        assert (outcome.facts["effect"], len(acted)) == ("unknown", 3)
+        assert (outcome.facts["effect"], len(acted)) == ("none", 3)
+        assert outcome.facts["effect_basis"] == "declared"
         assert "it is declared a read" in outcome.facts["explanation"]
 
 

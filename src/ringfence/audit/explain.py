@@ -430,6 +430,9 @@ def _result(started: Json | None, finished: Json | None) -> list[str]:
     return out
 
 
+_DECLARED = "it is declared a read, which changes nothing; whether its server did more is not known"
+
+
 def _effect(finished: Json) -> str:
     match _text(finished.get("status")):
         case "validation_failure" | "denied" | "unavailable" if _text(finished.get("effect")) != "unknown":
@@ -441,8 +444,9 @@ def _effect(finished: Json) -> str:
         "call": "what it changed was in a box for this call alone, and is gone with it",
         "server": "what it changed is in the server's box alone, and lasts until that ends",
     }
+    declared = _text(_part(finished, "facts").get("effect_basis")) == "declared"
     return {
-        "none": "nothing outside was changed",
+        "none": _DECLARED if declared else "nothing outside was changed",
         "confirmed": done.get(lasts, "its effect is confirmed"),
         "unknown": "whether it changed anything outside is unknown",
     }.get(_text(finished.get("effect")), "its effect is not on record")

@@ -120,6 +120,8 @@ def build(ending: Ending) -> Json:
         found.update(_of_session(ending.within))
     if ending.lasts is not None and changed is Effect.CONFIRMED:
         found["lasts"] = ending.lasts
+    if ending.possible.declared_read and ending.dispatched:
+        found["effect_basis"] = "declared"
     return found
 
 
@@ -233,6 +235,11 @@ def _zulu(moment: datetime) -> str:
     return moment.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
 
 
+_DECLARED = (
+    "it is declared a read, which changes nothing; whether its server, which has the means, did more is not known"
+)
+
+
 def effect(
     status: Status,
     possible: PossibleEffects,
@@ -248,13 +255,12 @@ def effect(
         or (possible.sends and sent is not False)
         or (possible.copies and copied is not False)
     )
-    if not changed:
+    if not changed or possible.declared_read:  # that it is only declared is another fact, `effect_basis`
         return Effect.NONE
     # Without a dispatch these are of an earlier attempt under the same key; of `unknown` the answer was lost.
     if not dispatched and status not in (Status.SUCCESS, Status.UNKNOWN):
         return Effect.NONE
-    # Of a declared read nobody sees what its server did besides, or does later because of it.
-    return Effect.CONFIRMED if status is Status.SUCCESS and not possible.declared_read else Effect.UNKNOWN
+    return Effect.CONFIRMED if status is Status.SUCCESS else Effect.UNKNOWN
 
 
 def _effect(ending: Ending) -> Effect:
@@ -463,13 +469,13 @@ def _what_changed(ending: Ending, changed: Effect) -> str:
             return "what it changed is in the server's box alone, and lasts until that ends"
         case Effect.CONFIRMED:
             return "its effect is confirmed"
-        case Effect.UNKNOWN if ending.possible.declared_read:
-            return "it is declared a read; whether its server, which has the means, changed anything outside is unknown"
         case Effect.UNKNOWN:
             return "whether it took effect is unknown"
         case Effect.NONE:
             if not ending.dispatched:
                 return "nothing was run" if ending.status is not Status.SUCCESS else "nothing was run again"
+            if ending.possible.declared_read:
+                return _DECLARED
             if contract is not None and contract.mode is Mode.READ and not ending.possible:
                 if _sent(ending) or (ending.ran is not None and ending.ran.report.planted):
                     return "this call only waited; what the command did is the effect of the call that started it"

@@ -333,7 +333,7 @@ def _for_record(facts: Json, state: CallState) -> Json:
     return out
 
 
-_REPEATED = ("contract_digest", "rules", "ended", "effect", "lasts")
+_REPEATED = ("contract_digest", "rules", "ended", "effect", "effect_basis", "lasts")
 _COUNTED = ("output", "usage", "network", "session")
 _ECHOED = ("call_id", "decision_id")
 _ENDED = ("message", "replayed_from", "attempts", "status", "reason_code", "effect")

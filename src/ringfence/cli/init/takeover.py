@@ -36,6 +36,7 @@ Ringfence in front of the servers of {file}.
 Each runs in a box of its own. Its contracts are a cautious draft: read them, and change what does not fit.
 `mode: read` stands where the server says that a tool only reads. That is a hint: look at it.
 `ringfence check` says whether the file is right, `ringfence init --learn NAME` what a server lacks."""
+_MOST_REMARKS = 5
 _VALUE = "(the value that is in {file} now)"
 _FETCHED_AT_ONCE = 3
 
@@ -280,7 +281,8 @@ async def _started(taken: TakenOver, request: InitRequest) -> None:
             for plan in taken.kept:
                 try:
                     offered = await app.pool.definitions(plan.name, app.agent)
-                    taken.definitions[plan.name] = app.without_secrets(offered)
+                    taken.definitions[plan.name], wrong = app.offerable(plan.name, offered)
+                    plan.remarks += [f"Of what it has, this is not offered: {each}" for each in wrong[:_MOST_REMARKS]]
                 except RingfenceError as exc:
                     plan.remarks.append(f"It did not start: {exc}")
                     plan.failure = exc
