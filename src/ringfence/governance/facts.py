@@ -444,6 +444,7 @@ def _late(ending: Ending) -> str:
     parts += ["requests to the network"] if late.get("network") else []
     written = sum(late.get(f"{stream}_bytes", 0) for stream in ("stdout", "stderr"))
     parts += [f"{written} bytes of output"] if written else []
+    parts += [f"a limit that was met ({late['limit']})"] if late.get("limit") else []
     tasks = late.get("tasks")
     if tasks:
         parts.append("1 thread or process beside it" if tasks == 1 else f"{tasks} threads and processes beside it")

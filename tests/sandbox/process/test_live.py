@@ -128,6 +128,21 @@ async def test_what_a_command_left_writes_comes_with_the_next_step(box: LiveBox)
     assert (seen.stdout.text, seen.late_stdout.text) == ("second\n", "left\n")
 
 
+async def test_a_limit_that_leftovers_met_between_two_steps_is_theirs_and_not_the_next_steps(
+    box: LiveBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interpreter = await box.interpreter()
+    assert (await run(interpreter, "1")).report.limit is None
+    box.box.account.refused = True  # as the supervisor notes it when there was no memory for one of them
+    seen = (await run(interpreter, "1")).report
+    assert (seen.limit, (seen.late or {}).get("limit")) == (None, "memory")
+    monkeypatch.setattr(LiveBox, "out_of_memory", lambda box, killed=[True]: killed and killed.pop())
+    seen = (await run(interpreter, "1")).report
+    assert (seen.limit, (seen.late or {}).get("limit")) == (None, "memory")
+    seen = (await run(interpreter, "1")).report
+    assert (seen.limit, seen.late) == (None, None), "it is told once"
+
+
 async def test_late_output_is_kept_in_bounded_memory_and_pipes(box: LiveBox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "_MOST_LATE", 4)
     for _ in range(4):

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import field
 from typing import Any
 
-from ringfence.core.box import FileFact
+from ringfence.core.box import FileFact, Limit
 from ringfence.core.record import dataclass
 from ringfence.core.system import process_fields
 from ringfence.sandbox.process.box import Box
@@ -35,15 +35,18 @@ class LateWork:
     tasks: int = 0
     """Processes and threads that earlier steps left and that ran on beside this one: what it left of files and asked
     of the network may be theirs."""
+    limit: Limit | None = None
+    """A limit of the box that was met while no step ran."""
 
     def add(self, more: LateWork) -> None:
-        """Add more; of tasks and of the network, the newer value replaces the older one."""
+        """Add more; of tasks, limits and of the network, the newer value replaces the older one."""
         self.cpu_ms += more.cpu_ms
         for name, count in more.denials.items():
             self.denials[name] = self.denials.get(name, 0) + count
         self.files += more.files
         self.network = more.network or self.network
         self.tasks = more.tasks or self.tasks
+        self.limit = more.limit or self.limit
 
     def fact(self) -> dict[str, Any] | None:
         """The `late` fact; None where there is nothing to report."""
@@ -52,6 +55,8 @@ class LateWork:
             out["cpu_ms"] = round(self.cpu_ms, 3)
         if self.tasks:
             out["tasks"] = self.tasks
+        if self.limit is not None:
+            out["limit"] = self.limit
         if self.denials:
             out["denials"] = dict(self.denials)
         if self.files:

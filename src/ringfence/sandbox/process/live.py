@@ -213,6 +213,7 @@ class LiveBox:
         self._charge_late_network(step)
         if not self._steps:
             self._charge_late(step)
+            step.late.limit = "memory" if self.out_of_memory() else self._limit_met()
         if self._has_other_tasks():
             running = {each.member.pid for each in self._steps}
             step.others = OtherTasks(self._tasks, step.member.pid, running)
@@ -368,11 +369,14 @@ class LiveBox:
 
     def survived_limit(self) -> Limit | None:
         """A limit that was met and survived since the last call of this. A full disk stays full until files go."""
+        return self._limit_met() or self._disk_limit()
+
+    def _limit_met(self) -> Limit | None:
         group = self.box.group
         denied = (group.pids_denied() or 0) if group is not None else 0
         before, self._denied = self._denied, denied
         refused, self.box.account.refused = self.box.account.refused, False
-        return "pids" if denied > before else "memory" if refused else self._disk_limit()
+        return "pids" if denied > before else "memory" if refused else None
 
     def _disk_limit(self) -> Limit | None:
         with contextlib.suppress(OSError, KeyError):
