@@ -94,6 +94,7 @@ class Wire:
     tell: Callable[[str, Json], Awaitable[None]] | None = None
     isolation: Json | None = None
     ending: str = ""
+    hint: str = ""
     last_words: tuple[str, ...] = ()
     unowned: Callable[[str, Json], Awaitable[Json]] | None = None
 

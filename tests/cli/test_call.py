@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from ringfence.cli.call import _wanted
 from ringfence.cli.common import EXIT_CODES
 from ringfence.core.model import Status
 from tests import gateways, tooling
@@ -269,3 +270,21 @@ def test_a_server_that_dies_says_why_at_once(tmp_path: Path) -> None:
     done = gateways.run("call", "look", cwd=tmp_path)
     assert done.returncode == 125
     assert "    | no settings in \\u{1b}[2Jhere" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "right"),
+    [
+        ("query=x", '{"query": "x"}'),
+        ("query=x limit=3", '{"query": "x", "limit": "3"}'),
+        ("query", '{"query": "refunds"}'),
+        ("x=" + "y" * 500, '{"query": "refunds"}'),
+    ],
+)
+def test_arguments_that_are_no_json_are_told_with_an_example(
+    given: str, right: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        _wanted("search_docs", given, None, None)
+    told = capsys.readouterr().err
+    assert ended.value.code == 2 and told.endswith(f"; write a JSON object: --args '{right}'\n")

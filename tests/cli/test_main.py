@@ -71,6 +71,9 @@ def test_wrong_usage_exits_2(words: tuple[str, ...]) -> None:
 def test_usage_is_written_as_it_is_typed() -> None:
     wrong = run("run", "--tmeout", "3")
     assert wrong.stderr.splitlines()[0] == "ringfence run: No such option: --tmeout. Did you mean --timeout?"
+    for far in ("--nope", "--verbose", "--networks"):
+        assert run("run", far).stderr.splitlines()[0] == f"ringfence run: No such option: {far}"
+    assert "Did you mean --memory?" in run("run", "--mem", "1G").stderr
     shown = run("box", "exec", "--help").stdout
     assert "Usage: ringfence box exec [OPTIONS] ID [FILE]" in shown and "<str>" not in shown and "{ID}" not in shown
 

@@ -70,6 +70,10 @@ def test_a_broken_file_starts_nothing(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     missing = run("serve", cwd=tmp_path / "empty")
     assert missing.returncode == 2 and "There is no ringfence.yaml here" in missing.stderr
+    assert "try without: ringfence serve --demo" in missing.stderr
+    client = run("serve", "--stdio", cwd=tmp_path / "empty")
+    assert client.returncode == 2 and "There is no ringfence.yaml here" in client.stderr
+    assert "ringfence serve --stdio --config /" in client.stderr and "serve --stdio --demo" in client.stderr
 
 
 def test_what_a_person_sees(served: Served) -> None:

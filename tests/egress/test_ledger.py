@@ -76,12 +76,14 @@ def test_a_rate_fills_up_again_and_no_higher() -> None:
     assert admitted() == 2
 
 
-def test_bytes_of_a_secret_count_and_are_not_told() -> None:
+@pytest.mark.parametrize("length", [5, 500])
+def test_bytes_of_a_secret_neither_count_nor_are_told(length: int) -> None:
     meter, entry = RuleMeter(NetworkRule("r", ("a",), max_bytes_out=10)), LedgerEntry(inspected=True)
-    meter.outward(8, entry, untold=5)
+    meter.outward(3 + length, entry, untold=length)
     assert entry.bytes_out == 3
+    meter.outward(7, entry)
     with pytest.raises(Forbidden, match="max_bytes_out"):
-        meter.outward(3, entry)
+        meter.outward(1, entry)
 
 
 def test_bytes_out_are_refused_before_and_bytes_in_after() -> None:

@@ -524,11 +524,13 @@ async def test_a_server_that_dies_leaves_its_last_words_to_the_operator(
         await made.call()
         made.wires[0].ending = "it ended with status 3"
         made.wires[0].last_words = ("Traceback", "KeyError: \x1b[2J")
+        made.wires[0].hint = "it wanted to see /srv/\x1b"
         made.wires[0].end.set()
         await tooling.until(lambda: made.pool._held == {})
         await tooling.until(lambda: "KeyError" in caplog.text)
     assert "server desk ended (it ended with status 3); its last lines on stderr:" in caplog.text
     assert "    | KeyError: \\x1b[2J" in caplog.text
+    assert "it wanted to see /srv/\\x1b" in caplog.text
 
 
 async def test_a_server_that_we_end_is_not_reported(

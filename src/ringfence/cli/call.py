@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import stat
 import sys
 import time
@@ -40,6 +42,8 @@ _AT_A_SOCKET = "http://localhost/mcp"
 _INVALID = (-32700, -32600, -32602)
 """JSON-RPC: no JSON, no request, wrong parameters."""
 _GRACE_SECONDS = 0.5
+_PAIR = re.compile(r"([A-Za-z_][A-Za-z0-9_-]*)=(\S*)")
+_SHORT = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +124,18 @@ def _wanted(tool: str, args: str, timeout: float | None, key: str | None) -> Typ
         value = exc.value
         fault = str(exc)
         if value is None:
-            common.fail(f"--args: {exc}", 2)
+            common.fail(f"--args: {exc}; write a JSON object: --args {_example(args)}", 2)
     if not isinstance(value, dict):
         value, fault = {}, fault or "arguments must be an object"
     name = tool.encode("utf-8", "surrogateescape").decode("utf-8", "replace")  # a shell passes any bytes
     return TypedCall(name, args, value, fault, timeout, key)
+
+
+def _example(args: str) -> str:
+    """How the arguments would be right, as a shell takes them: with the ones that were given as NAME=VALUE, if so."""
+    pairs = [_PAIR.fullmatch(word) for word in args.split()] if len(args) <= _SHORT else []
+    given = {pair[1]: pair[2] for pair in pairs if pair is not None} if pairs and all(pairs) else {"query": "refunds"}
+    return shlex.quote(json.dumps(given))
 
 
 def failed(status: Status, reason_code: str, message: str, call_id: str | None = None) -> CallResult:

@@ -57,15 +57,12 @@ def find_config(path: Path | None) -> Path | None:
     return found
 
 
-def load(path: Path | None) -> Config:
+def load(path: Path | None, example: str = "or try without: ringfence serve --demo") -> Config:
     """The configuration named, or the one found; every problem is printed."""
     found = find_config(path)
     if found is None:
-        fail(
-            "There is no ringfence.yaml here. Write one with `ringfence init`, name one with --config FILE, or try"
-            " without: ringfence serve --demo",
-            2,
-        )
+        text = "There is no ringfence.yaml here. Write one with `ringfence init`, name one with --config FILE,"
+        fail(f"{text} {example}", 2)
     try:
         return config.load(found)
     except ConfigError as exc:

@@ -53,7 +53,7 @@ def serve(
     """
     if demo and config_path is not None:
         common.fail("--demo and --config: give one of them", 2)
-    settings = common.demo_config() if demo else common.load(config_path)
+    settings = common.demo_config() if demo else _settings(config_path, stdio)
     at = settings.gateway if host is None and port is None else replace(settings.gateway, socket=None)
     at = replace(at, host=host or at.host, port=at.port if port is None else port)
     if not stdio and at.socket is None and not config.is_loopback(at.host):
@@ -68,6 +68,14 @@ def serve(
         common.run(_main, settings, None if stdio else at, demo, fast=True)
     except KeyboardInterrupt:
         return
+
+
+def _settings(config_path: Path | None, stdio: bool) -> Config:
+    if not stdio:
+        return common.load(config_path)
+    # Clients start their servers in a folder of their own choice.
+    example = "as in ringfence serve --stdio --config /path/to/ringfence.yaml (a client starts this in any folder)"
+    return common.load(config_path, f"{example}, or try without: ringfence serve --stdio --demo")
 
 
 async def _main(settings: Config, at: GatewaySettings | None, demo: bool) -> None:

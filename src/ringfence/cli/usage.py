@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from typer.core import TyperArgument
@@ -17,6 +18,8 @@ _SAID = {
     "Input should be a valid number, unable to parse string as a number": "not a number",
     "Input should be a valid integer, unable to parse string as an integer": "not a whole number",
 }
+
+_LONGEST = 64
 
 
 def install() -> None:
@@ -45,12 +48,21 @@ def show(problem: Any, file: object = None) -> None:
         print(f"{context.get_usage()}   (see: {command} --help)", file=sys.stderr)
 
 
+def _near(given: str, known: Iterable[str]) -> str | None:
+    """The option that was probably meant, if any: by its name, since dashes are alike in all of them."""
+    names = {option.lstrip("-"): option for option in known if option.startswith("--")}
+    name = given.lstrip("-")[:_LONGEST]
+    begun = [option for option in names if len(name) > 1 and option.startswith(name)]
+    near = begun if len(begun) == 1 else difflib.get_close_matches(name, names, 1, cutoff=0.7)
+    return names[near[0]] if near else None
+
+
 def _sentence(problem: Any) -> str:
     possible = getattr(problem, "possibilities", None)
     option = getattr(problem, "option_name", None)
     if possible and isinstance(option, str):
-        near = difflib.get_close_matches(option, possible, 1)
-        return f"No such option: {option}" + (f". Did you mean {near[0]}?" if near else "")
+        near = _near(option, possible)
+        return f"No such option: {option}" + (f". Did you mean {near}?" if near is not None else "")
     text = str(problem.format_message())
     for theirs, ours in _SAID.items():
         text = text.replace(theirs, ours)

@@ -199,6 +199,8 @@ async def inspect_server(
     started = watched.started
     if started is None:
         return ServerInspection(tuple(found), problem, failed=tuple(failed))
+    if problem is not None and started.hint:
+        problem = f"{problem}; {started.hint}"  # whoever looks is the operator
     wanted = dict.fromkeys((*started.lacked(), *diagnose(BoxReport("exited"), "\n".join(failed))))
     return ServerInspection(tuple(found), problem, tuple(wanted), started.last_stderr, tuple(failed))
 

@@ -116,7 +116,13 @@ class Launched(Protocol):
         ...
 
     async def stop(self) -> str:
-        """End it, with everything that it started. Where it ended by itself: what it may have lacked, in a sentence."""
+        """End it, with everything that it started. Where it ended by itself: what it may have lacked, in a sentence for
+        those who called it."""
+        ...
+
+    @property
+    def hint(self) -> str:
+        """The same for the operator alone, once it is over: which files of the host it may have lacked, too."""
         ...
 
 

@@ -216,13 +216,14 @@ class RuleMeter:
             self._tokens -= 1
 
     def outward(self, size: int, entry: LedgerEntry, untold: int = 0) -> None:
-        """Count bytes before they are sent. Raises Forbidden: not one byte goes over the budget. `untold` of them are
-        a secret's, and in no record: its length is nobody's business."""
+        """Count bytes before they are sent. Raises Forbidden: not one byte of the box's goes over the budget. `untold`
+        of them are a secret's, in no record and in no budget: what is still admitted would tell the box its length."""
+        size -= untold
         most = self._rule.max_bytes_out
         if most is not None and self._out + size > most:
             raise Forbidden(self._rule.name, "max_bytes_out")
         self._out += size
-        entry.bytes_out += size - untold
+        entry.bytes_out += size
 
     def inward(self, size: int, entry: LedgerEntry | None) -> None:
         """Count bytes after they came, before the box gets them. Raises Forbidden. Without an entry they are on record

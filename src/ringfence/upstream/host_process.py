@@ -94,6 +94,9 @@ class HostProcess:
             self._stderr = (self._stderr + data)[-_LAST_WORDS:]
         return data
 
+    hint = ""
+    """It sees all of the host."""
+
     @property
     def last_stderr(self) -> str:
         return self._stderr.decode("utf-8", "replace")

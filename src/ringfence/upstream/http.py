@@ -74,6 +74,7 @@ class HttpLink:
 
     isolation: Json | None = REMOTE
     ending = ""
+    hint = ""
     last_words: tuple[str, ...] = ()
 
     def __init__(

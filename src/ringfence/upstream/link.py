@@ -114,7 +114,12 @@ class ServerLink(Protocol):
 
     @property
     def ending(self) -> str:
-        """Why it is over, and what the server seems to have lacked, where that is known."""
+        """Why it is over, and what the server seems to have lacked, where that is known; for those who called it."""
+        ...
+
+    @property
+    def hint(self) -> str:
+        """What it seems to have lacked, for the operator alone."""
         ...
 
     @property

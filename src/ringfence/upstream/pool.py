@@ -571,7 +571,8 @@ class ConnectionPool:
         """A server that ended by itself, or did not come up, mostly said why. It says it to the operator alone."""
         lines = (self._clean(line) for line in link.last_words)
         said = "\n".join(f"    | {invisible.visible(line)}" for line in lines)
-        log.warning("server %s ended%s; its last lines on stderr:\n%s", server, _because(link.ending), said)
+        hint = f"\n{invisible.visible(self._clean(link.hint))}" if link.hint else ""
+        log.warning("server %s ended%s; its last lines on stderr:\n%s%s", server, _because(link.ending), said, hint)
 
     async def _beside(self, held: PooledConnection, method: str, params: Json) -> None:
         """An event that came with a call, which does not wait while changed lists are read."""

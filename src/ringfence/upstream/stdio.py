@@ -66,8 +66,9 @@ class StdioLink:
         self.network_since_start: Callable[[], Json | None] = lambda: None
         """Of what really runs, once it does."""
         self.ending = ""
-        self.last_words: tuple[str, ...] = ()
         """Why it ended, and what it seems to have lacked, where it ended by itself."""
+        self.hint = ""
+        self.last_words: tuple[str, ...] = ()
         self.unowned: Callable[[str, Json], Awaitable[Json]] | None = None
         self._dispatcher: JSONRPCDispatcher[TransportContext] | None = None
         self._group: anyio.abc.TaskGroup | None = None
@@ -175,6 +176,7 @@ class StdioLink:
         finally:
             with anyio.CancelScope(shield=True):
                 self.ending = await server.stop()
+                self.hint = server.hint
                 self.last_words = _last_lines(server.last_stderr)
 
     async def _serve(self, server: Launched, ready: Callable[[], object]) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence.core.box import BoxReport
-from ringfence.sandbox.servers.startup_diagnosis import diagnose, explain
+from ringfence.sandbox.servers.startup_diagnosis import diagnose, explain, explain_to_callers
 
 ENDED = BoxReport("exited", 1)
 SAID = [
@@ -76,3 +76,24 @@ def test_in_a_sentence() -> None:
 @given(st.text())
 def test_whatever_it_says(text: str) -> None:
     assert len(diagnose(ENDED, text)) <= 5
+
+
+@pytest.mark.parametrize(
+    "words", ["[Errno 2] No such file or directory: '{}'", "{}: Permission denied", "Cannot find module '{}'"]
+)
+def test_callers_are_not_told_which_files_of_the_host_there_are(words: str, tmp_path: Path) -> None:
+    (tmp_path / "there").touch()
+    said = [
+        explain_to_callers("desk", BoxReport("exited", 1), words.format(tmp_path / name))
+        for name in ("there", "absent", "absent/deep")
+    ]
+    assert len(set(said)) == 1 and said[0].startswith("it wanted files that its box does not have")
+    assert str(tmp_path) not in said[0]
+
+
+def test_callers_are_told_of_limits_and_networks() -> None:
+    assert "more memory" in explain_to_callers("desk", BoxReport("oom"), "")
+    assert "api.example.org" in explain_to_callers(
+        "desk", BoxReport("exited", 1), "getaddrinfo ENOTFOUND api.example.org"
+    )
+    assert explain_to_callers("desk", BoxReport("exited", 1), "Traceback") == ""

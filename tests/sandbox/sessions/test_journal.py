@@ -63,12 +63,23 @@ async def test_what_was_written_is_found_again(journal: SessionJournal, folder: 
     journal.close()
     again = SessionJournal(folder)
     first = again.past["box_1"]
-    assert (first.state, first.why, first.step, first.contexts) == ("stopped", "closed", 3, ("default", "other"))
+    assert (first.state, first.why, first.step) == ("stopped", "closed", 3)
     assert (again.past["box_2"].why, again.past["box_2"].metadata) == ("keeper_died", {"a": "b"})
     again.close()
     third = SessionJournal(folder)
     assert third.past == again.past
     third.close()
+
+
+async def test_names_of_contexts_are_not_kept(journal: SessionJournal, folder: Path) -> None:
+    journal.write("created", info("box_1"))
+    journal.write("ended", ended("box_1"))
+    assert journal.past["box_1"].contexts == ("default", "other"), "for as long as the keeper lives"
+    assert "other" not in (folder / "sessions.jsonl").read_text()
+    journal.close()
+    again = SessionJournal(folder)
+    assert again.past["box_1"].contexts == ("default",) and "other" not in (folder / "sessions.jsonl").read_text()
+    again.close()
 
 
 async def test_what_is_noted_is_written_soon(journal: SessionJournal, folder: Path) -> None:

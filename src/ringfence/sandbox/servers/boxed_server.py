@@ -17,7 +17,7 @@ from ringfence.core.box import BoxReport, Stream
 from ringfence.core.errors import Refused, Unavailable, unknown_session
 from ringfence.core.model import Json
 from ringfence.core.sessions import Command, CommandRequest, Owner, StartedCommand, StayingBox
-from ringfence.sandbox.servers.startup_diagnosis import MissingGrant, diagnose, explain
+from ringfence.sandbox.servers.startup_diagnosis import MissingGrant, diagnose, explain, explain_to_callers
 
 if TYPE_CHECKING:
     from ringfence.sandbox.sessions.service import SessionService
@@ -171,13 +171,23 @@ class BoxedServer:
             self._stopped = asyncio.get_running_loop().create_task(self._stop())
         await asyncio.shield(self._stopped)
         how = "" if self._asked or over is None else _how(over.result())
-        return "; ".join(filter(None, (how, explain(self._name, self.lacked()))))
+        report = self._report()
+        lacked = "" if report is None else explain_to_callers(self._name, report, self.last_stderr)
+        return "; ".join(filter(None, (how, lacked)))
+
+    @property
+    def hint(self) -> str:
+        return explain(self._name, self.lacked())
 
     def lacked(self) -> tuple[MissingGrant, ...]:
         """What it seems to have lacked, once it is over."""
+        report = self._report()
+        return () if report is None else diagnose(report, self.last_stderr)
+
+    def _report(self) -> BoxReport | None:
         if self._over is None or not self._over.done() or self._over.cancelled() or self._over.exception() is not None:
-            return ()
-        return diagnose(self._over.result(), self.last_stderr)
+            return None
+        return self._over.result()
 
     async def _stop(self) -> None:
         self.close_input()
@@ -222,6 +232,7 @@ class SessionServer:
         self._stderr = b""
         self._following: asyncio.Task[None] | None = None
         self.isolation: Json = {}
+        self.hint = ""
 
     def network_meter(self) -> Callable[[], Json | None]:
         """The keeper knows what the session's box asks for, and the facts of the session's steps report it."""

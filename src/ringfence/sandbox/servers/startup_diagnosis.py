@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
 from ringfence.core.box import BoxReport
@@ -39,6 +39,9 @@ _NO_NETWORK = re.compile(
     r"Temporary failure in name resolution|Name or service not known|Network is unreachable|ENETUNREACH|ENOTFOUND|"
     r"EAI_AGAIN|Could not resolve host|ECONNREFUSED|Connection refused"
 )
+
+
+_FILES = "it wanted files that its box does not have, and the operator's log says which of them it could be given"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +120,15 @@ def _folder_of(path: str) -> str | None:
     return _on_the_host(path)
 
 
-def explain(name: str, found: tuple[MissingGrant, ...]) -> str:
-    """The diagnosis in words."""
-    if not found:
-        return ""
+def explain(name: str, found: Iterable[MissingGrant]) -> str:
+    """The diagnosis in words, for the operator."""
     return "; ".join(f"it wanted {want.what} (servers.{name}: {want.line})" for want in found)
+
+
+def explain_to_callers(name: str, report: BoxReport, stderr: str) -> str:
+    """The same for those who called it, without a word on files: which of them are on the host is for the operator to
+    know, and what is said here must not depend on it."""
+    found = [want for want in diagnose(report, stderr) if want.kind != "path"]
+    said = stderr[-_READ_CHARACTERS:]
+    files = any(pattern.search(said) for pattern in (*_ABSENT, *_UNWRITABLE))
+    return "; ".join(filter(None, (explain(name, found), _FILES if files else "")))

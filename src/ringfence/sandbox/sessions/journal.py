@@ -225,7 +225,8 @@ def _line(event: Event, info: SessionInfo, more: Mapping[str, Any]) -> bytes:
         entry |= {"opened_by": info.opened_by}
         entry |= {"limits": asdict(info.limits), "metadata": dict(info.metadata)}
     else:
-        entry |= {"step": info.step, "why": info.why, "ended_at": info.ended_at, "contexts": list(info.contexts)}
+        # Not the names of its contexts: callers chose them, and one may hold a secret, which nobody here knows.
+        entry |= {"step": info.step, "why": info.why, "ended_at": info.ended_at}
     return _encoded(entry | dict(more))
 
 
@@ -251,8 +252,8 @@ def _info(line: bytes) -> SessionInfo:
 
 
 def _ended(created: bytes, entry: Mapping[str, Any]) -> SessionInfo:
-    changes = {"step": entry["step"], "why": entry["why"], "contexts": tuple(entry["contexts"])}
-    return replace(_info(created), state="stopped", ended_at=str(entry["ended_at"]), **changes)
+    changes = {"step": entry["step"], "why": entry["why"], "ended_at": str(entry["ended_at"])}
+    return replace(_info(created), state="stopped", **changes)
 
 
 def _now() -> str:
