@@ -251,6 +251,25 @@ async def test_first_use_pins_each_definition_that_is_used_once(tmp_path: Path) 
     assert len(accepted) == 2
 
 
+async def test_a_server_that_changes_its_definitions_again_and_again_does_not_fill_the_log(tmp_path: Path) -> None:
+    async with opened(tmp_path, pins=PROMPTS) as app:
+        await app.learn("hostile", [prompt("p", {"name": "p"})])
+        for number in range(300):
+            await app.learn("hostile", [prompt("p", {"name": "p", "description": f"{number}"})])
+        records = gateways.records(tmp_path / "state", kind="pin_changed")
+        assert len(records) == 100
+    records = gateways.records(tmp_path / "state", kind="pin_changed")
+    assert len(records) == 101 and records[-1] == {**records[-1], "server": "hostile", "more": 200}
+
+
+def test_as_time_passes_a_change_is_on_record_again() -> None:
+    pace = apps.ChangePace()
+    assert pace.admit(130, 0.0) == (100, 30)
+    assert (pace.admit(5, 1.0), pace.admit(2, 299.0), pace.counted) == ((0, 0), (0, 0), 7)
+    assert (pace.admit(3, 301.0), pace.counted) == ((1, 9), 0)
+    assert pace.admit(500, 1e6) == (100, 400)
+
+
 async def test_many_definitions_are_accepted_and_their_changes_recorded_in_one_write_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

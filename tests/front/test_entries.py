@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ringfence.front import entries
-from ringfence.front.entries import Kind, Malformed
+from ringfence.front.entries import Kind, MalformedEntry
 from ringfence.upstream.link import HANDSHAKE, MODERN
 
 TOOL = {"name": "t", "inputSchema": {"type": "object", "properties": {"a": {"type": "string", "default": None}}}}
@@ -53,7 +53,7 @@ def test_a_null_for_what_may_be_missing_is_taken_away_and_nothing_else_is() -> N
 )
 def test_what_clients_would_refuse_a_whole_list_for_is_malformed(kind: Kind, body: Any, place: str) -> None:
     for version in entries.REVISIONS:
-        with pytest.raises(Malformed, match=f"^{place}: "):
+        with pytest.raises(MalformedEntry, match=f"^{place}: "):
             entries.as_listed(kind, body, version)
     assert entries.problem(kind, body) is not None
 
@@ -67,6 +67,6 @@ def test_a_client_of_the_handshake_era_is_not_told_of_an_output_that_it_does_not
 def test_what_only_some_clients_can_read_is_a_matter_of_the_revision() -> None:
     odd = {**TOOL, "inputSchema": {"type": "object", "properties": {"a": 5}}}
     assert entries.problem("tool", odd) is None
-    with pytest.raises(Malformed, match=r"inputSchema\.properties\.a"):
+    with pytest.raises(MalformedEntry, match=r"inputSchema\.properties\.a"):
         entries.as_listed("tool", odd, HANDSHAKE)
     assert entries.as_listed("tool", odd, MODERN) is odd

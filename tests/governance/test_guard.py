@@ -502,6 +502,19 @@ def test_a_message_is_cut_where_it_was_to_be_and_never_inside_of_what_goes(place
     assert guard.message(half) == half[:4000], "what is no secret moves nothing"
 
 
+@pytest.mark.parametrize("number", [739104628855, 739104628855.0, -739104628855])
+def test_a_known_secret_of_digits_does_not_pass_as_a_number(number: float) -> None:
+    known = (Secret("pin", "739104628855"),)
+    guard = Guard(Schemas().result_problem, TenantRedactor(lambda: known))
+    structured = {"n": number, "list": [1, number, 2.5, True, None], "near": 739104628856}
+    seen = guard.inspect(READ, PLAIN, {"content": [], "structuredContent": structured})
+    assert seen.result is not None
+    gone = {"n": "[redacted]", "list": [1, "[redacted]", 2.5, True, None], "near": 739104628856}
+    assert (seen.result["structuredContent"], seen.redactions) == (gone, {"known_secret": 2})
+    assert dict(seen.secrets) == {"pin": 2}
+    assert guard.redacted(READ, structured) == gone, "nor onto the record"
+
+
 def test_what_a_person_judges_says_what_is_missing_in_it() -> None:
     value = "s3cr3t-Tok3n-value-ABCDEFGH-9876543210"
     known = (Secret("token", value),)

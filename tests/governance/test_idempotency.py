@@ -200,3 +200,18 @@ async def test_a_long_result_is_kept_where_the_call_may_have_changed_something(
         for _ in range(2):
             assert (await way.call("echo", {"a": 1}, idempotency_key="k")).result == long
         assert len(way.servers.requests) == times
+
+
+@pytest.mark.parametrize(("mode", "times"), [("read", 4), ("write", 3)])
+async def test_a_bounded_number_of_results_is_kept_for_calls_that_changed_nothing(
+    mode: str, times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idempotency, "MOST_RESULTS", 2)
+    async with governed(tmp_path, Said(contracts=(contract("echo", mode=mode),)), [OK] * 5) as way:
+        for key in ("a", "b", "c", "a", "c"):
+            assert (await way.call("echo", {"a": 1}, idempotency_key=key)).ok
+        assert len(way.servers.requests) == times
+        bob = Principal("bob")
+        for _ in range(2):
+            assert (await way.call("echo", {"a": 1}, idempotency_key="e", principal=bob)).ok
+        assert len(way.servers.requests) == times + 1, "another's are no matter"

@@ -321,3 +321,35 @@ async def test_a_server_that_cannot_be_started_is_unavailable(command: list[str]
         assert refused.value.reason_code == "server_start"
         with pytest.raises(Unavailable):
             await link.request("ping", {}, talk())
+
+
+CLOSING = """
+import os, sys, time
+sys.stdin.readline()
+os.close(1)
+time.sleep(600)
+"""
+
+
+async def test_a_server_that_closes_its_output_and_lives_on_has_ended(where: str) -> None:
+    spec = ServerSpec("closing", command=(sys.executable, "-c", CLOSING))
+
+    async def nobody(method: str, params: Json) -> None:
+        return None
+
+    async with launchers(where) as launcher, anyio.create_task_group() as group:
+        link = StdioLink(spec, partial(launcher.launch, spec, Principal("agent")))
+        ready, over = anyio.Event(), anyio.Event()
+
+        async def live() -> None:
+            await link.run(ready.set, nobody)
+            over.set()
+
+        group.start_soon(live)
+        with anyio.fail_after(tooling.PATIENCE):
+            await ready.wait()
+            with pytest.raises(OutcomeUnknown, match="ended without an answer"):
+                await link.request("tools/call", {"name": "x"}, talk())
+            await over.wait()
+        with pytest.raises(Unavailable):
+            await link.request("tools/call", {"name": "x"}, talk())

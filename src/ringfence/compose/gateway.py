@@ -56,7 +56,9 @@ log = logging.getLogger("ringfence")
 _NAME_LENGTH = 300
 _MOST_FIELDS = 50
 _MOST_CHANGES = 100
-"""Changed definitions of one listing that are each on record; of the rest, how many there were."""
+"""Changed definitions of one server that are each on record at once; of the rest, how many there were."""
+_CHANGE_SECONDS = 300.0
+"""After so long, one more is."""
 _MOST_TOLD = 10
 """Definitions of one listing that the log names as left out."""
 _MOST_FIRST_USE = 3000
@@ -72,6 +74,29 @@ _KNOWN_SECONDS = 20.0
 """How long after its start a gateway lets requests wait for servers of which nothing was accepted before."""
 
 
+class ChangePace:
+    """How many changed definitions of one server are each on record. The others are counted, with the next that is: a
+    server that changes them again and again does not fill the log."""
+
+    def __init__(self) -> None:
+        self._left = float(_MOST_CHANGES)
+        self._at: float | None = None
+        self.counted = 0
+
+    def admit(self, changes: int, now: float) -> tuple[int, int]:
+        """Of so many, how many are each put on record, and how many are counted beside them, those before included."""
+        if self._at is not None:
+            self._left = min(_MOST_CHANGES, self._left + (now - self._at) / _CHANGE_SECONDS)
+        self._at = now
+        told = min(changes, int(self._left))
+        self._left -= told
+        self.counted += changes - told
+        more = self.counted if told else 0
+        if told:
+            self.counted = 0
+        return told, more
+
+
 class App:
     """One gateway: a configuration in force, its state, its servers, and the one pipeline through them."""
 
@@ -83,6 +108,7 @@ class App:
         self._schemas = Schemas()
         self._live: dict[str, dict[tuple[str, str], Definition]] = {}
         self._places = QuestionPlaces()
+        self._changes: dict[str, ChangePace] = {}
         self._unfit: dict[str, list[str]] = {}
         """By server: which of its definitions are not offered, and why, as the operator was told."""
         self._doubts: frozenset[str] = frozenset()
@@ -143,6 +169,7 @@ class App:
                         app.front.close()
                         with anyio.CancelScope(shield=True):
                             await app.front.refusals.flush()
+                            await app.record_counted_changes()
                             await app.end_boxes()
                 group.cancel_scope.cancel()
         finally:
@@ -303,22 +330,36 @@ class App:
 
     async def _changed(self, server: str, changes: list[tuple[Definition, Definition]]) -> None:
         """Put it on record that accepted definitions (the old, the new) are no longer what the server shows."""
-        bodies = [self._difference(old, new) for old, new in changes[:_MOST_CHANGES]]
+        pace = self._changes.setdefault(server, ChangePace())
+        told, more = pace.admit(len(changes), time.monotonic())
+        if not told:
+            return
+        bodies = [self._difference(old, new) for old, new in changes[:told]]
         for body in bodies:
             log.warning(
                 "server %s changed its definition of %s; it is hidden until accepted: ringfence check --accept",
                 *(server, body["name"]),
             )
-        more = len(changes) - len(bodies)
         if more:
             log.warning("server %s changed %d more of its definitions; they are hidden, too", server, more)
             bodies.append({"server": server, "more": more})
+        await self._record_changes(bodies)
 
+    async def _record_changes(self, bodies: Sequence[Json]) -> None:
         def put(tx: Transaction) -> None:
             for body in bodies:
                 tx.append("pin_changed", None, body)
 
         await self.store.write(put, durable=True)
+
+    async def record_counted_changes(self) -> None:
+        """Put it on record how many changes there were that are not on it: the gateway ends."""
+        left = [{"server": server, "more": pace.counted} for server, pace in self._changes.items() if pace.counted]
+        if left:
+            try:
+                await self._record_changes(left)
+            except StoreError as exc:
+                log.error("that servers changed their definitions could not be recorded: %s", exc)
 
     def _difference(self, old: Definition, new: Definition) -> Json:
         body: Json = {"server": new.server, "of": new.kind}

@@ -37,6 +37,15 @@ Tell = Callable[[Stream, bytes], Awaitable[None] | None]
 """Called with output as it comes. Where it returns an awaitable, that is awaited before more is read."""
 
 
+@runtime_checkable
+class TellEnds(Protocol):
+    """A `Tell` that is also told when nothing more can come on a stream, though its program may live on."""
+
+    def __call__(self, stream: Stream, chunk: bytes, /) -> Awaitable[None] | None: ...
+
+    def closed(self, stream: Stream) -> None: ...
+
+
 class Owner(NamedTuple):
     """The owner of something: no other principal can even name it."""
 

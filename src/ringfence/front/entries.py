@@ -32,12 +32,12 @@ _MOST_PLACES = 4
 """Of what leads to a fault in an entry: what lies deeper is named by its server."""
 
 
-class Malformed(Exception):
+class MalformedEntry(Exception):
     """An entry is not what the protocol says. Names in the text may be the server's."""
 
 
 def as_listed(kind: Kind, body: Json, version: str) -> Json:
-    """The entry for a client of this revision, the very same where nothing is wrong with it. Raises Malformed."""
+    """The entry for a client of this revision, the very same where nothing is wrong with it. Raises MalformedEntry."""
     model = _model(kind, MODERN if version == MODERN else HANDSHAKE)
     body = _without_nulls(model, body)
     if kind == "tool" and version != MODERN and _is_later_output(body.get("outputSchema")):
@@ -50,9 +50,9 @@ def as_listed(kind: Kind, body: Json, version: str) -> Json:
     except ValidationError as exc:
         fault = exc.errors(include_url=False, include_context=False, include_input=False)[0]
         place = ".".join(str(part) for part in fault["loc"][:_MOST_PLACES]) or "uri"
-        raise Malformed(f"{place}: {fault['msg']}") from None
+        raise MalformedEntry(f"{place}: {fault['msg']}") from None
     if not 0 < len(body["name"]) <= LONGEST_NAME:
-        raise Malformed(f"name: it has {len(body['name'])} characters, and may have 1 to {LONGEST_NAME}")
+        raise MalformedEntry(f"name: it has {len(body['name'])} characters, and may have 1 to {LONGEST_NAME}")
     return body
 
 
@@ -62,7 +62,7 @@ def problem(kind: Kind, body: Json) -> str | None:
     for version in REVISIONS:
         try:
             as_listed(kind, body, version)
-        except Malformed as exc:
+        except MalformedEntry as exc:
             why = str(exc)
         else:
             return None

@@ -81,7 +81,7 @@ def _fitting(kind: entries.Kind, body: Json, server: str, version: str) -> Json 
     """An entry for clients of this revision; None where it would cost them the whole list."""
     try:
         return entries.as_listed(kind, body, version)
-    except entries.Malformed as exc:
+    except entries.MalformedEntry as exc:
         name = invisible.visible(str(body.get("name")))[:_SHOWN]
         text = "server %s: its %s %s is not listed for clients of %s, which could not read the list: %s"
         log.warning(text, server, kind, name, version, invisible.visible(str(exc))[:_SHOWN])
@@ -194,7 +194,7 @@ class Listing:
             for item in await self._listing(spec.name, principal, templates, origin):
                 try:
                     shown = self._resource(spec, principal, item, templates=templates, version=version)
-                except entries.Malformed as exc:
+                except entries.MalformedEntry as exc:
                     bad.append(str(exc))
                 else:
                     out += [] if shown is None else [shown]
@@ -207,12 +207,12 @@ class Listing:
         self, spec: ServerSpec, principal: Principal, item: Json, *, templates: bool, version: str
     ) -> Json | None:
         """One of a server's resources, or templates, as a client is shown it; None where it is not offered. Raises
-        Malformed."""
+        MalformedEntry."""
         key = "uriTemplate" if templates else "uri"
         uri = item.get(key)
         known = normal_uri(uri) if isinstance(uri, str) else None
         if known is None:
-            raise entries.Malformed(f"{key}: there is none, or none that has one meaning")
+            raise entries.MalformedEntry(f"{key}: there is none, or none that has one meaning")
         if not allowed_item(spec, "resource", known):
             return None
         # As it will be compared and sent when it is asked for.
@@ -225,7 +225,7 @@ class Listing:
         try:
             return self._pipeline.listed(item)
         except Refused as exc:
-            raise entries.Malformed(exc.message) from None
+            raise entries.MalformedEntry(exc.message) from None
 
     def _tell_unlisted(self, server: str, bad: list[str]) -> None:
         """How many of a server's resources are left out, and why the first is; once for each number."""

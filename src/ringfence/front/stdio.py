@@ -55,6 +55,8 @@ from ringfence.upstream.stdio import Lines, TooLong, to_message
 log = logging.getLogger("ringfence.front")
 
 MAX_LINE_BYTES = 4 * 1024 * 1024
+MOST_UNREAD = 64
+"""Messages that wait for the client to read them. Then nothing more is read of it, until it does."""
 _VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
 
 
@@ -75,6 +77,8 @@ class StdioFront:
         self._initialized = False
         """Whether a client of the handshake era is there: only such a one is told what it did not ask for."""
         self._dispatcher: JSONRPCDispatcher[TransportContext] | None = None
+        self._written = anyio.Event()
+        """Set, and replaced, when the client has read a message."""
 
     async def tell(self, method: str, params: Json) -> None:
         if self._dispatcher is not None and self._initialized and wants(method, params, self._watching, self._level[0]):
@@ -191,6 +195,8 @@ class StdioFront:
                     if not chunk:
                         return
                     for line in lines.feed(chunk):
+                        while errors.statistics().tasks_waiting_send >= MOST_UNREAD:
+                            await self._written.wait()
                         if isinstance(line, TooLong):
                             await self._refused("line_too_long")
                             await errors.send(_problem(None, f"a line of more than {MAX_LINE_BYTES} bytes"))
@@ -239,6 +245,8 @@ class StdioFront:
                         message = message if own is message.id else message.model_copy(update={"id": own})
                     data = message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
                     await anyio.to_thread.run_sync(_write_all, raw, data)
+                    self._written.set()
+                    self._written = anyio.Event()
 
     async def _refused(self, reason: str, method: str | None = None) -> None:
         refusal = Refusal("mcp-stdio", reason, principal=self._principal())

@@ -405,7 +405,19 @@ class Guard:
         if isinstance(value, list):
             items = [self._walk(old, patterns, hits, keys=keys) for old in value]
             return items if any(new is not old for new, old in zip(items, value, strict=True)) else value
-        return value
+        return self._number(value, hits) if isinstance(value, int | float) else value
+
+    def _number(self, value: float, hits: _RuleHits) -> Any:
+        """A number, unless its digits are a known secret. What only has the shape of one is a number like any other."""
+        if self.redactor is None or isinstance(value, bool):
+            return value
+        text = str(int(value)) if isinstance(value, float) and value.is_integer() else repr(value)
+        names = self.redactor.secrets(text)
+        if not any(names.values()):
+            return value
+        hits.update(self.redactor.redact(text)[1])
+        hits.secrets.update(names)
+        return REPLACEMENT
 
     def _name(self, key: str, patterns: tuple[Any, ...], hits: _RuleHits, siblings: Mapping[str, Any]) -> str:
         """A key, cleaned: what is unseen in it is escaped whatever becomes of texts. Raises _SameKey."""

@@ -15,6 +15,8 @@ from ringfence.store import KeyRow, Store, Transaction
 MOST_KEPT = 65_536
 """Bytes of a result that is kept for a call that changed nothing. One with a longer result is made again: callers
 invent as many keys as they like, and would fill the disk."""
+MOST_RESULTS = 2000
+"""Results that are kept for one principal. If there are more, that of a call that changed nothing is not kept."""
 _POLL_SECONDS = 0.05
 _GRACE_SECONDS = 5.0
 

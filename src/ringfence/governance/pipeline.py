@@ -621,9 +621,10 @@ class Pipeline:
                     state.kept["result"] = canonical.salted_bytes(kept, state.salt)
                     tx.put_payload(state.call.id, "result", state.salt, kept)
             if key is not None:
-                size = len(state.encoded_result or b"")
                 ran = state.dispatched and outcome.status is not Status.UNAVAILABLE
-                worth_keeping = ran and (state.durable or size <= idempotency.MOST_KEPT)
+                light = len(state.encoded_result or b"") <= idempotency.MOST_KEPT
+                room = light and not tx.has_kept(state.call.principal.key, idempotency.MOST_RESULTS)
+                worth_keeping = ran and (state.durable or room)
                 idempotency.settle(tx, key, state.call.id, outcome if worth_keeping else None)
             return tx.append("finished", state.call.id, journal.finished(state, outcome, call_facts))
 

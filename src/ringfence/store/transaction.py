@@ -357,6 +357,15 @@ class Transaction:
         if done.rowcount != 1:
             raise RowNotFound(f"idempotency key {key!r} was not taken")
 
+    def has_kept(self, principal: str, most: int) -> bool:
+        """Whether so many outcomes are kept for this principal's keys."""
+        begin = f"{principal}/"
+        counted = (
+            "SELECT count(*) FROM (SELECT 1 FROM keys WHERE scope >= ? AND scope < ? AND outcome IS NOT NULL LIMIT ?)"
+        )
+        found = self._connection.execute(counted, (begin, f"{principal}0", most)).fetchone()  # 0 comes after /
+        return int(found[0]) >= most
+
     def release_key(self, scope: str, key: str, call_id: str) -> None:
         """Give back the key of a call that provably never ran. One that is settled, or another call's, stays."""
         self._connection.execute(

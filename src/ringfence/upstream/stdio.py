@@ -193,7 +193,7 @@ class StdioLink:
                 try:
                     await dispatcher.run(self._on_request, self._on_notify, task_status=task_status)
                 finally:
-                    self._group = None
+                    self._group = self._dispatcher = None  # from now on nothing can be sent
                     group.cancel_scope.cancel()
 
             await group.start(serve)

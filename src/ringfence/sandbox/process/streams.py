@@ -11,7 +11,7 @@ from functools import partial
 from threading import Thread
 
 from ringfence.core.box import Captured, Limits, Stream
-from ringfence.core.sessions import Tell
+from ringfence.core.sessions import Tell, TellEnds
 from ringfence.core.system import write_all
 from ringfence.sandbox.process.box import Hub
 from ringfence.sandbox.process.memory_file import can_be_sealed, memory_file
@@ -125,6 +125,8 @@ class Output:
             chunk = b""  # a terminal whose other end is closed
         if not chunk:
             self._close(descriptor)
+            if isinstance(self._tell, TellEnds) and stream not in self._open.values():
+                self._tell.closed(stream)
             return False
         self._written += len(chunk)
         if self._written > self._limits.output_bytes:

@@ -7,7 +7,7 @@ import asyncio
 import os
 import signal
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ import anyio
 from ringfence.core.box import BoxReport, Stream
 from ringfence.core.errors import Refused, Unavailable, unknown_session
 from ringfence.core.model import Json
-from ringfence.core.sessions import Command, CommandRequest, Owner, StartedCommand, StayingBox
+from ringfence.core.sessions import Command, CommandRequest, Owner, StartedCommand, StayingBox, Tell
 from ringfence.sandbox.servers.startup_diagnosis import MissingGrant, diagnose, explain, explain_to_callers
 
 if TYPE_CHECKING:
@@ -78,6 +78,20 @@ class StreamBuffer:
         self._room = None
 
 
+class _Listener:
+    """Implements `sessions.TellEnds` for a server: what closes its output has ended for us, though it lives on."""
+
+    def __init__(self, told: Tell, streams: Mapping[Stream, StreamBuffer]) -> None:
+        self._told = told
+        self._streams = streams
+
+    def __call__(self, stream: Stream, chunk: bytes, /) -> Awaitable[None] | None:
+        return self._told(stream, chunk)
+
+    def closed(self, stream: Stream) -> None:
+        self._streams[stream].end()
+
+
 class BoxedServer:
     """A command in a box of its own, or in one that several servers share. Implements `ports.Launched`."""
 
@@ -109,7 +123,7 @@ class BoxedServer:
         os.set_blocking(self._stdin, False)
         try:
             given = replace(command, stdin=theirs) if not isinstance(command.stdin, int) else command
-            self._running = await self._box.command(given, self._tell)
+            self._running = await self._box.command(given, _Listener(self._tell, self._streams))
         finally:
             os.close(theirs)
         self._over = asyncio.get_running_loop().create_task(self._wait(self._running))
