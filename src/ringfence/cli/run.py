@@ -28,7 +28,6 @@ from ringfence.config.settings import Config
 from ringfence.core.box import Stream
 from ringfence.core.errors import RingfenceError
 from ringfence.core.model import Json, Outcome, Status
-from ringfence.sandbox.files.paths import open_without_links
 
 _MOST_NAMED = 10
 _STREAMS = ("/dev/", "/proc/self/fd/")
@@ -138,6 +137,8 @@ class FactsFile:
 def _created(path: str) -> int:
     """An empty file in the place of the one that may be there, which may also be another's by a second name. Raises
     OSError, ValueError."""
+    from ringfence.sandbox.files.paths import open_without_links  # noqa: PLC0415 - most write no facts
+
     if os.path.abspath(path).startswith(_STREAMS):
         return os.open(path, os.O_WRONLY)
     real = named_paths.real("--facts", Path(path))

@@ -17,7 +17,6 @@ from typing import Any
 from ringfence.core.aio import in_thread
 from ringfence.core.box import Attached, BoxReport, Captured, FileFact, Shown, Stream
 from ringfence.core.sessions import CellReport, Failure, StepReport
-from ringfence.sandbox.files.paths import open_without_links
 from ringfence.secrets.redaction import MOST_HELD, Redacted, RedactingStream, SearchedText, TenantRedactor, searched
 
 _OUTPUT = "/workspace/output/"
@@ -240,6 +239,8 @@ class OutputScreen:
 
     def _artifact(self, fact: FileFact, path: Path) -> FileFact:
         """Raises OSError."""
+        from ringfence.sandbox.files.paths import open_without_links  # noqa: PLC0415 - other systems do not have it
+
         # We made it, in a folder of the caller's own; a link put in its place since is not followed.
         handle = open_without_links(str(path), os.O_RDONLY | os.O_NONBLOCK)
         try:
