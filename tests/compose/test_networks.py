@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,7 +20,7 @@ from ringfence.core.box import NetworkRule
 from ringfence.core.errors import ConfigError
 from ringfence.core.model import NetworkSpec
 from ringfence.sdk import engine
-from tests import boxing, gateways
+from tests import boxing, gateways, tooling
 
 ASK = "import urllib.request\nprint(urllib.request.urlopen('http://127.0.0.1:{port}{path}').read().decode())"
 
@@ -278,10 +279,22 @@ def test_a_session_whose_network_was_tightened_runs_nothing_more(outside: Outsid
             for tool, given in (("execute_python", step), ("fork_session", {"session": session, "count": 1})):
                 answer = called(tool, **changed, **given)
                 assert (answer["status"], answer["reason_code"]) == ("denied", "session_network"), changed
+        loop = f"import time\nwhile True:\n    time.sleep(0.01)\n    {code(outside, '/loop').replace(chr(10), '; ')}"
+        started = called("run_shell", session=session, background=True, command=f'{box_python()} -c "{loop}"')
+        assert started["status"] == "success", started
+        until = time.monotonic() + tooling.PATIENCE
+        while "/loop" not in outside.asked and time.monotonic() < until:
+            time.sleep(0.01)
+        assert called("execute_python", paths="[/ok]", **step)["reason_code"] == "session_network"
+        asked = len(outside.asked)
+        time.sleep(0.5)
+        assert len(outside.asked) <= asked + 1, "what runs already sends no more than was under way"
+        process = started["structured"]["process"]
+        assert called("stop_process", session=session, process=process)["status"] == "success"
         assert called("execute_python", **step)["structured"]["stdout"] == "hello\n", "the file is as it was"
     finally:
         assert called("close_session", network="denied", session=session)["status"] == "success"
-    assert len(outside.asked) == 2
+    assert [path for path in outside.asked if path != "/loop"] == ["/", "/"]
 
 
 SERVER = """

@@ -15,11 +15,11 @@ from ringfence.compose.runs import Runs
 from ringfence.core.box import NO_OUTSIDE, Attached, Mount, Outside
 from ringfence.core.errors import (
     OutcomeUnknown,
-    Progress,
     Refused,
     RingfenceError,
     StoreError,
     Unavailable,
+    WorkProgress,
     beginning,
 )
 from ringfence.core.model import Contract, Json, Mode, Outcome, Person, ServerSpec, ServerVolume, Status, Transport
@@ -315,7 +315,7 @@ async def test_of_a_read_that_its_server_turned_away_the_effect_is_only_declared
 
 def test_errors_state_that_nothing_was_begun_up_to_that_point_and_no_further() -> None:
     for begun in (False, True):
-        with pytest.raises(Unavailable) as raised, Progress(begun=begun), Progress():
+        with pytest.raises(Unavailable) as raised, WorkProgress(begun=begun), WorkProgress():
             raise Unavailable("busy", "a part of it")
         assert raised.value.nothing_begun is not begun
     assert not Unavailable("busy", "nobody states anything").nothing_begun

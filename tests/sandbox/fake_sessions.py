@@ -85,6 +85,8 @@ class FakeBox:
         self.folders: Mapping[str, int] = {}
         self.host_id: int | None = None
         self.paused = False
+        self.held = False
+        """Nothing leaves it."""
         self.gives_back: int | None = None
         self.pauses = 0
         self.interpreters = 0
@@ -119,6 +121,9 @@ class FakeBox:
 
     def resume(self) -> None:
         self.paused = False
+
+    def hold_network(self) -> None:
+        self.held = True
 
     def memory(self) -> int:
         return 1000

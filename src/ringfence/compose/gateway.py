@@ -536,6 +536,8 @@ class App:
         self._live = {s: d for s, d in self._live.items() if s in settings.servers}
         # In force at once: what was tightened must not wait for a server that is slow to start.
         self.pipeline.rules = self._rulebook(settings)
+        if self._executor is not None:
+            await self._executor.hold_tightened(self._executors)
         await self.connect(settings.servers)
         if self.front.listing.digest() != before:
             await self._tell(None, "notifications/tools/list_changed", {})

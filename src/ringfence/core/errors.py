@@ -144,11 +144,11 @@ class TimedOut(OutcomeUnknown, TimeoutError):
     """The caller's own clock ran out before an answer came."""
 
 
-class Progress:
+class WorkProgress:
     """Of work that may have an effect: our errors that stop it before `begin` state that nothing was begun, and those
     that stop it afterwards state nothing, whatever the part of it that failed said of itself.
 
-        with Progress() as progress:
+        with WorkProgress() as progress:
             check(…)
             progress.begin()
             change(…)
@@ -183,8 +183,9 @@ def beginning(what: str, begun: Callable[[], bool] = lambda: False) -> Iterator[
             raise OutcomeUnknown("box_failed", f"{what} failed after it had begun: {exc!r}") from exc
         if isinstance(exc, ValueError):
             raise
-        with Progress():
-            raise Unavailable("no_box", f"{what} could not be begun: {exc}") from exc
+        problem = Unavailable("no_box", f"{what} could not be begun: {exc}")
+        problem.nothing_begun = True
+        raise problem from exc
 
 
 class StoreError(RingfenceError):

@@ -439,6 +439,10 @@ class StayingBox(Protocol):
 
     def resume(self) -> None: ...
 
+    def hold_network(self) -> None:
+        """Let nothing more out of it until something is run in it anew."""
+        ...
+
     def give_back(self) -> int | None:
         """Give the memory of a paused box back to the host, until it is used again. Blocks. Returns how many bytes that
         freed; None where this host has no way to, and it stays resident. Raises OSError."""

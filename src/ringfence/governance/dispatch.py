@@ -14,7 +14,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from ringfence.core.box import NO_OUTSIDE, Mount, Outside
-from ringfence.core.errors import OutcomeUnknown, Progress, Refused, Unavailable
+from ringfence.core.errors import OutcomeUnknown, Refused, Unavailable, WorkProgress
 from ringfence.core.model import (
     Answer,
     Call,
@@ -201,7 +201,7 @@ class Dispatcher:
     async def run(self, grant: Grant, channel: Channel) -> Answer:
         """Carry out a grant once; again only where nothing was sent, or where the contract says `idempotent`."""
         if time.monotonic() > grant.expires_at:
-            with Progress():
+            with WorkProgress():
                 raise Unavailable("grant_expired", "the grant of this call has expired")
         contract = grant.contract
         left = _time_left(grant)
@@ -232,7 +232,7 @@ class Dispatcher:
         contract = grant.contract
         call = grant.call
         if contract.transport is Transport.SANDBOXED_EXEC:
-            with Progress():
+            with WorkProgress():
                 executor = self._require_executor(contract)
             return await executor.run(grant)
         seen: list[Json | None] = []
@@ -254,7 +254,7 @@ class Dispatcher:
             asked=seen.append,
         )
         if contract.secrets:
-            with Progress():
+            with WorkProgress():
                 request = replace(request, headers=await self._headers(grant))
         try:
             result = await self._upstreams.request(request)

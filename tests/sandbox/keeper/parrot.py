@@ -104,6 +104,9 @@ class Parrot:
     async def pause(self, owner: Owner, id: str) -> SessionInfo:
         return replace(self._find(owner, id), state="paused")
 
+    async def hold_network(self, owner: Owner, id: str) -> None:
+        self._find(owner, id)
+
     async def resume(self, owner: Owner, id: str) -> SessionInfo:
         return self._find(owner, id)
 

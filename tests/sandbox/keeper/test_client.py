@@ -48,6 +48,7 @@ async def test_every_verb_answers_as_the_house_does() -> None:
             "info": (),
             "state_of": (),
             "pause": (),
+            "hold_network": (),
             "resume": (),
             "extend": (60.0,),
             "run": (CellRequest("say 3"), hear, hear),

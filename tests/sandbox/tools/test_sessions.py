@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ringfence.core import canonical
-from ringfence.core.box import MIB, Attached, Input
+from ringfence.core.box import MIB, Attached, Input, NetworkRule
 from ringfence.core.errors import Refused, Unavailable
 from ringfence.core.model import Status
 from ringfence.core.sessions import Owner
@@ -273,6 +273,28 @@ async def test_what_a_program_kept_of_its_own_session_is_no_agents_to_open(tmp_p
         call.executor.handed_over |= {programs}
         await call("snapshot_session", session=programs, name="handed-over")
         assert await call.opened(snapshot="handed-over"), "an agent took it"
+
+
+async def test_nothing_more_leaves_a_session_whose_network_was_tightened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with calling(tmp_path) as call:
+        named, other = await call.opened(), await call.opened()
+        boxes = dict(zip((named, other), call.place.backend.boxes, strict=True))
+        there = call.executor._sessions()
+        rule = NetworkRule("near", ("a.example:443",))
+        for session, reach in there.known.items():
+            there._known[session] = reach._replace(rules=(rule,))
+
+        def tightened(reach: object) -> None:
+            raise Refused(Status.DENIED, "session_network", "it was tightened")
+
+        monkeypatch.setattr(there, "_check_network", tightened)
+        with pytest.raises(Refused, match="tightened"):
+            await call("execute_python", session=named, code="say x")
+        assert [box.held for box in boxes.values()] == [True, False], "by the call that names it"
+        await call.executor.hold_tightened([call.executor])
+        assert [box.held for box in boxes.values()] == [True, True], "by a reload"
 
 
 async def test_forks_are_told_one_by_one_and_none_at_all_is_a_failure(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from functools import cache
 
 from ringfence.core import invisible
 from ringfence.core.box import MIB
-from ringfence.core.errors import Progress, Refused
+from ringfence.core.errors import Refused, WorkProgress
 from ringfence.core.model import Status
 from ringfence.core.quoting import quoted
 
@@ -307,7 +307,7 @@ def _only_regular(descriptor: int, parts: tuple[str, ...]) -> int:
 
 @contextmanager
 def made_folder(
-    root: int, parts: tuple[str, ...], owner: int | None, *, as_root: bool = False, progress: Progress | None = None
+    root: int, parts: tuple[str, ...], owner: int | None, *, as_root: bool = False, progress: WorkProgress | None = None
 ) -> Iterator[tuple[int, bool]]:
     """The folder of this path, made with its parents where it is missing; and whether it was made just now. `progress`
     begins with the first that is made."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import field
 
-from ringfence.core.errors import Progress
+from ringfence.core.errors import WorkProgress
 from ringfence.core.record import dataclass
 from ringfence.sandbox.files.paths import (
     DEEPEST,
@@ -161,7 +161,7 @@ class ReadBudget:
 # ── Removing ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def remove_entry(folder: int, name: str, owner: int | None, progress: Progress | None = None) -> None:
+def remove_entry(folder: int, name: str, owner: int | None, progress: WorkProgress | None = None) -> None:
     """Remove a file, a link, or a folder with its contents. Raises OSError and Refused.
 
     A folder disappears from its place at once, with which `progress` begins; removing its contents takes its time.

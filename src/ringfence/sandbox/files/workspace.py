@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime
 
 from ringfence.core.box import MIB, FileFact, within
-from ringfence.core.errors import Progress, Refused
+from ringfence.core.errors import Refused, WorkProgress
 from ringfence.core.record import dataclass
 from ringfence.core.system import write_all
 from ringfence.sandbox.files.acted_upon import WHY, acts
@@ -253,7 +253,7 @@ class Workspace:
         adds to the existing file, bytes as they come.
         """
         pieces = (data,) if isinstance(data, bytes) else from_source(data)
-        with Progress() as progress, explaining(self.descriptor, path):
+        with WorkProgress() as progress, explaining(self.descriptor, path):
             place = self._entry_to_change(path)
             parts = parts_of(path)
             self._check_path(parts)
@@ -270,7 +270,7 @@ class Workspace:
             return os.open(name, CREATE, 0o644, dir_fd=made)
 
     def _replace(
-        self, folder: int, parts: tuple[str, ...], pieces: Iterable[bytes], mode: int | None, progress: Progress
+        self, folder: int, parts: tuple[str, ...], pieces: Iterable[bytes], mode: int | None, progress: WorkProgress
     ) -> FileFact:
         name = parts[-1]
         part = f"{PART}{secrets.token_hex(8)}.part"
@@ -296,7 +296,7 @@ class Workspace:
         return fact
 
     def _append(
-        self, folder: int, parts: tuple[str, ...], pieces: Iterable[bytes], mode: int | None, progress: Progress
+        self, folder: int, parts: tuple[str, ...], pieces: Iterable[bytes], mode: int | None, progress: WorkProgress
     ) -> FileFact:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
         with acting_as(self.owner):
@@ -313,7 +313,7 @@ class Workspace:
 
     def make_dir(self, path: str) -> bool:
         """Make a folder, with those above it. False where it is there already."""
-        with Progress() as progress, explaining(self.descriptor, path):
+        with WorkProgress() as progress, explaining(self.descriptor, path):
             self._check_path(parts_of(path))
             place = self._to_change(path)
             with self._made(place, place.parts, progress) as (_, made):
@@ -321,7 +321,7 @@ class Workspace:
 
     def remove(self, path: str) -> None:
         """Remove a file, a link, or a folder with everything in it. No link is followed."""
-        with Progress() as progress, explaining(self.descriptor, path):
+        with WorkProgress() as progress, explaining(self.descriptor, path):
             place = self._entry_to_change(path)
             with self._around(place) as folder:
                 self._check_entry(place, folder, place.parts[-1])
@@ -330,7 +330,7 @@ class Workspace:
     def rename(self, old: str, new: str) -> None:
         """Move a file, link or folder to a path whose folder exists; a file or link there is replaced."""
         # It is one call of the kernel, and what fails has changed nothing.
-        with Progress(), explaining(self.descriptor, old):
+        with WorkProgress(), explaining(self.descriptor, old):
             source = self._entry_to_change(old)
             target = self._entry_to_change(new)
             self._rename(source, target, old, new)
@@ -362,7 +362,7 @@ class Workspace:
 
         Nothing of it is visible in its place before all of it was read and checked. Existing files are replaced.
         """
-        with Progress() as progress, explaining(self.descriptor, path):
+        with WorkProgress() as progress, explaining(self.descriptor, path):
             parts = parts_of(path)
             self._check_path(parts)
             place = self._to_change(path)
@@ -478,7 +478,7 @@ class Workspace:
             os.close(descriptor)
 
     def _made(
-        self, place: _Place, parts: tuple[str, ...], progress: Progress | None = None
+        self, place: _Place, parts: tuple[str, ...], progress: WorkProgress | None = None
     ) -> AbstractContextManager[tuple[int, bool]]:
         return made_folder(place.root, parts, self.owner, as_root=place.as_root, progress=progress)
 

@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 import anyio
 
 from ringfence.core.box import Stream
-from ringfence.core.errors import OutcomeUnknown, Progress, Refused, RingfenceError, Unavailable
+from ringfence.core.errors import OutcomeUnknown, Refused, RingfenceError, Unavailable, WorkProgress
 from ringfence.core.model import Json, Status
 from ringfence.core.record import dataclass
 from ringfence.core.sessions import OnShown, StepReport, Tell, discard_output, discard_value
@@ -170,7 +170,7 @@ class KeeperClient(SessionService):
                 await connection.drop(request)
 
     async def _begin(self, verb: Verb, given: dict[str, Any]) -> tuple[KeeperConnection, PendingRequest]:
-        with Progress():
+        with WorkProgress():
             connection = await self._connected()
             return connection, connection.ask(verb, given, given.get(verb.tell or ""), given.get(verb.shown or ""))
 

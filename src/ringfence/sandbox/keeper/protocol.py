@@ -45,6 +45,7 @@ MOST_IN_SESSION = 16
 _OUT_OF_LINE = {
     *("info", "list", "past", "state_of", "processes", "logs"),
     *("pause", "resume", "end", "extend", "interrupt", "signal", "send", "resize"),  # what ends the work of others
+    "hold_network",
     *("follow", "wait", "watch"),  # may last for ever, and cost nothing meanwhile
     *("substitution_requests", "use_broker", "answer_substitution"),  # others that work wait for these
 }

@@ -476,6 +476,11 @@ class LiveBox:
         for step in self._steps:
             step.clock.go_on()
 
+    def hold_network(self) -> None:
+        self._may_send_again = False
+        if self.outlet is not None:
+            self.outlet.hold()
+
     def give_back(self) -> int | None:
         group = self.box.group
         return group.give_back() if self.paused and group is not None and group.gives_back() else None

@@ -27,7 +27,7 @@ from ringfence.core import canonical
 from ringfence.core.aio import in_thread, pieces_of, shielded
 from ringfence.core.box import FileFact, Input, NetworkRule, Serve
 from ringfence.core.brokering import SubstitutionDenial, SubstitutionReply, SubstitutionRequest
-from ringfence.core.errors import Progress, Refused, RingfenceError, SetUpFailed, Unavailable, unknown_session
+from ringfence.core.errors import Refused, RingfenceError, SetUpFailed, Unavailable, WorkProgress, unknown_session
 from ringfence.core.sessions import ForkProblem, Owner, SessionBackend, SessionInfo, SessionSpec
 from ringfence.sandbox.files.inputs import put_inputs
 from ringfence.sandbox.files.paths import parts_of, refusal
@@ -69,7 +69,7 @@ class _OfSession(Generic[P, T]):
 
     def __get__(self, manager: SessionManager, of: type[SessionManager]) -> _Verb[P, Coroutine[Any, Any, T]]:
         async def verb(owner: Owner, id: str, *args: P.args, **kwargs: P.kwargs) -> T:
-            with Progress():
+            with WorkProgress():
                 session = manager.get(owner, id)
             return await self._method(session, *args, **kwargs)
 
@@ -201,7 +201,7 @@ class SessionManager:
     # ── Creation and end ──
 
     async def create(self, owner: Owner, spec: SessionSpec) -> SessionInfo:
-        with Progress():
+        with WorkProgress():
             if self._closing:
                 raise Unavailable("closing", "the keeper of sessions is being stopped; try again in a moment")
             _check(spec)
@@ -221,7 +221,7 @@ class SessionManager:
     async def _create(self, owner: Owner, spec: SessionSpec) -> Session:
         snapshot = None
         id_ = canonical.new_id("box")
-        with Progress():
+        with WorkProgress():
             if spec.snapshot is not None:
                 reference = spec.snapshot
                 snapshot = await in_thread(lambda: self._snapshots.get(reference, owner=owner))
@@ -234,7 +234,7 @@ class SessionManager:
             self._journal.write("created", info if spec.retain != "none" else replace(info, metadata={}))
             # The disk and the box are waited for at the same time.
             written = self._tasks.start(self._journal.synced())
-            with Progress() as progress:
+            with WorkProgress() as progress:
                 await self._start_session(session, snapshot, progress)
             await written
         except BaseException as problem:
@@ -248,7 +248,7 @@ class SessionManager:
         self._sessions.pop(id_, None)
         self._capacity.leave(id_)
 
-    async def _start_session(self, session: Session, snapshot: Snapshot | None, progress: Progress) -> None:
+    async def _start_session(self, session: Session, snapshot: Snapshot | None, progress: WorkProgress) -> None:
         """Make its box, fill it, and mark it as running."""
         owner = session.owner
         stay = replace(session.spec.stay, tenant=owner.tenant)
@@ -312,6 +312,7 @@ class SessionManager:
     # ── Verbs of a session ──
 
     pause = _OfSession(Session.pause)
+    hold_network = _OfSession(Session.hold_network)
     resume = _OfSession(Session.resume)
     extend = _OfSession(Session.extend)
     run = _OfSession(Session.run)
@@ -370,7 +371,7 @@ class SessionManager:
 
     async def copy(self, owner: Owner, id: str, path: str, to_id: str, to_path: str) -> FileFact:
         """Between sessions of one owner; no caller gets the bytes."""
-        with Progress():
+        with WorkProgress():
             target = self.get(owner, to_id)
             source = self._readable(owner, id, path)
         return await self._tasks.run(self._copy(source, path, target, to_path))
@@ -379,7 +380,7 @@ class SessionManager:
         def copy(workspace: Workspace) -> FileFact:
             # Opened before anything is made for it: what is not there leaves no folders behind.
             with closing(source.stream(path)) as pieces:
-                with Progress():
+                with WorkProgress():
                     first = next(pieces, b"")
                 return workspace.write(to_path, itertools.chain((first,), pieces))
 
@@ -430,7 +431,7 @@ class SessionManager:
         """Open so many sessions that start as this one is now. Volumes that it writes to are read-only in them."""
         if not 0 < count <= MOST_FORKS:
             raise refusal("bad_count", f"a session can be forked into 1 to {MOST_FORKS} at a time, not {count}")
-        with Progress():
+        with WorkProgress():
             session = self.get(owner, id)
         snapshot = await session.take_snapshot(f"{FORK_PREFIX}{token_hex(8)}")
         volumes = tuple(replace(mount, mode="ro") for mount in session.spec.volumes)

@@ -61,6 +61,10 @@ class SessionService(Protocol):
 
     async def resume(self, owner: Owner, id: str) -> SessionInfo: ...
 
+    async def hold_network(self, owner: Owner, id: str) -> None:
+        """Let nothing more out of its box until something is run in it anew: what it may reach is less by now."""
+        ...
+
     async def end(self, owner: Owner, id: str) -> SessionInfo: ...
 
     async def extend(self, owner: Owner, id: str, lifetime_seconds: float) -> SessionInfo:

@@ -23,7 +23,7 @@ from typing import TypeVar, Unpack
 
 from ringfence.core.aio import fed, in_thread, shielded
 from ringfence.core.box import BoxReport, FileFact, Limits, Stream
-from ringfence.core.errors import Progress, Refused, RingfenceError, Unavailable
+from ringfence.core.errors import Refused, RingfenceError, Unavailable, WorkProgress
 from ringfence.core.record import dataclass
 from ringfence.core.sessions import (
     BoxInterpreter,
@@ -337,6 +337,10 @@ class Session:
         await self._resume()
         return self.info
 
+    async def hold_network(self) -> None:
+        self.check_live()
+        self.box.hold_network()
+
     async def _resume(self) -> None:
         async with self._lock.exclusive():
             self.check_live()
@@ -470,7 +474,7 @@ class Session:
     async def run(self, request: CellRequest, tell: Tell, shown: OnShown) -> StepReport:
         """Run a cell when its turn has come. Cancelling interrupts it."""
         cell = cell_of(request, self.spec.stay.limits)
-        with Progress() as progress, self.in_use:
+        with WorkProgress() as progress, self.in_use:
             self.check_live()
             await self._ensure_running()
             async with self.contexts.turn(request.context) as context:
@@ -487,7 +491,7 @@ class Session:
             self.id, number, self._with_session_facts(report, before), context.name, fresh, self.state, kept
         )
 
-    async def _interpreter(self, context: Context, progress: Progress) -> tuple[BoxInterpreter, bool]:
+    async def _interpreter(self, context: Context, progress: WorkProgress) -> tuple[BoxInterpreter, bool]:
         """The interpreter of a context, and whether it was started just now. The caller has the context's turn."""
         while True:
             await self._ensure_running()
@@ -513,7 +517,7 @@ class Session:
         limits = request.limits or self.spec.stay.limits
         whole = Spool(self.workspace, limits.capture_bytes, tell, wanted=request.keep_whole)
         with self.in_use:
-            with Progress():
+            with WorkProgress():
                 await self._ensure_running()
             before = self._mounts_seen
             running, number = await self._start_command(request, limits, whole.tell, reported=True)
@@ -532,17 +536,17 @@ class Session:
     async def _start_command(
         self, request: CommandRequest, limits: Limits, tell: Tell, *, reported: bool
     ) -> tuple[StartedCommand, int]:
-        with Progress():
+        with WorkProgress():
             if not request.argv:
                 raise refusal("bad_command", "the command has no words; give at least the name of a program")
         command = Command(request.argv, request.limits or limits, request.env, request.cwd, request.stdin, request.pty)
         command = replace(command, reported=reported)
         while True:
-            with Progress():
+            with WorkProgress():
                 await self._ensure_running()
             async with self._lock.shared():
                 if self.state == "running":
-                    with Progress():
+                    with WorkProgress():
                         number = self._begin_step(request.after_step)
                     return await self.box.command(command, tell), number
 
@@ -608,7 +612,7 @@ class Session:
                 listener(stream, data)
 
         with self.in_use:
-            with Progress():
+            with WorkProgress():
                 self._background.check_room()
             before = self._mounts_seen
             running, _ = await self._start_command(request, limits, tell, reported=False)
@@ -639,7 +643,7 @@ class Session:
         return await found.wait(timeout)
 
     async def signal(self, process: int, number: int) -> None:
-        with Progress():
+        with WorkProgress():
             if not 0 < number <= _LAST_SIGNAL:
                 raise refusal("bad_signal", f"{number} is no signal; 15 asks it to end, 9 ends it")
             found = self._background.get(process)
@@ -648,7 +652,7 @@ class Session:
             found.running.signal(number)
 
     async def send(self, process: int, data: bytes, eof: bool = False) -> None:
-        with Progress():
+        with WorkProgress():
             found = self._background.get(process)
             await self._ensure_running()
         await found.send(data, eof=eof)
@@ -681,10 +685,10 @@ class Session:
 
     async def _change(self, work: Callable[[Workspace], T]) -> T:
         with self.in_use:
-            with Progress():
+            with WorkProgress():
                 await self._ensure_running()
             async with self._lock.shared():
-                with Progress():
+                with WorkProgress():
                     workspace = self.workspace()
                 return await in_thread(then_close(workspace, work))
 
@@ -692,10 +696,10 @@ class Session:
         """Cancelling ends it, and leaves nothing half-written."""
         limits = self.spec.stay.limits
         with self.in_use:
-            with Progress():
+            with WorkProgress():
                 await self._ensure_running()
             async with self._lock.shared():
-                with Progress():
+                with WorkProgress():
                     workspace = self.workspace()
                 try:
                     facts = await fed(

@@ -4,14 +4,15 @@ the keeper of sessions do something with a session."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from ringfence.core import canonical
 from ringfence.core.box import NO_OUTSIDE, NetworkRule, Outside
 from ringfence.core.brokering import SessionSecrets
-from ringfence.core.errors import Progress, Refused, Unavailable, beginning, unknown_session
+from ringfence.core.errors import Refused, RingfenceError, Unavailable, WorkProgress, beginning, unknown_session
 from ringfence.core.model import Answer, Call, Contract, Grant, Json, Status
 from ringfence.core.ports import Access, Backend, InstalledPackages, PackageInstaller, Route, Router, SecretBroker
 from ringfence.core.sessions import Owner, SessionInfo
@@ -109,7 +110,7 @@ class Executor:
         screen = self.screens()
         try:
             if needs_session(grant.call, grant.contract):
-                with Progress():
+                with WorkProgress():
                     sessions = self._sessions()
                 answer = await sessions.run(grant, self.isolation(), screen)
             else:
@@ -206,6 +207,14 @@ class Executor:
             return NO_OUTSIDE
         return await self._sessions().outside(call)
 
+    async def hold_tightened(self, before: Sequence[Executor]) -> None:
+        """After a reload: let nothing more out of sessions that these executors knew and whose network was tightened.
+        Others are held when a call names them."""
+        used = [each._session_executor for each in before if each._session_executor is not None]
+        known = {session: reach for each in used for session, reach in each.known.items() if reach.rules}
+        if known:
+            await self._sessions().hold_tightened(known)
+
     async def close(self) -> None:
         """End every box. Sessions stay: they belong to their keeper."""
         await self.backend.close()
@@ -231,6 +240,7 @@ class _Reach(NamedTuple):
     opened_by: str | None
     secrets: SessionSecrets | None
     outside: Outside
+    owner: Owner
 
 
 class SessionExecutor:
@@ -260,7 +270,7 @@ class SessionExecutor:
 
     async def run(self, grant: Grant, isolation: Json, screen: OutputScreen) -> Answer:
         """Carry out a grant, once. Raises Refused, and Unavailable where nothing was done."""
-        with Progress():
+        with WorkProgress():
             task, handler = await self._ready(grant, isolation, screen)
         return await handler(task)
 
@@ -348,7 +358,7 @@ class SessionExecutor:
         writes = info.keeps or any(mount.get("mode") == "rw" for mount in info.isolation.get("mounts") or ())
         sets_up = (info.isolation.get("template") or {}).get("setup") == "user"
         outside = Outside(bool(info.network), writes, sets_up)
-        self._known[info.id] = _Reach(info.network, info.rules, info.opened_by, info.secrets, outside)
+        self._known[info.id] = _Reach(info.network, info.rules, info.opened_by, info.secrets, outside, info.owner)
 
     async def _check_reach(self, task: Task, tool: Tool) -> None:
         """Before anything runs in a session, decide anew which network and secrets it may use. Raises Refused,
@@ -358,10 +368,27 @@ class SessionExecutor:
         if not forks and (not runs or "session" not in task.given):
             return
         reach = await self._reach(task.owner, task.session)
-        self._check_network(reach)
+        try:
+            self._check_network(reach)
+        except Refused:
+            await self._keeper.hold_network(task.owner, task.session)
+            raise
         if reach.secrets is not None:
             apply = self._session_broker.ready if forks else self._session_broker.offer
             await apply(task.owner, task.session, reach.network, reach.secrets)
+
+    async def hold_tightened(self, known: Mapping[str, _Reach]) -> None:
+        """Let nothing more out of those sessions whose network was tightened, whatever still runs in them."""
+        for session, reach in known.items():
+            try:
+                self._check_network(reach)
+            except Refused:
+                with suppress(RingfenceError):  # it has ended
+                    await self._keeper.hold_network(reach.owner, session)
+
+    @property
+    def known(self) -> Mapping[str, _Reach]:
+        return dict(self._known)
 
     async def close(self) -> None:
         """Disconnect from the keeper; sessions stay."""

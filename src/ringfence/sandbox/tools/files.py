@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ringfence.core import canonical
 from ringfence.core.box import MIB, FileFact
-from ringfence.core.errors import Progress, Refused, RingfenceError
+from ringfence.core.errors import Refused, RingfenceError, WorkProgress
 from ringfence.core.model import Answer, Json, Mode, Status
 from ringfence.core.quoting import quoted
 from ringfence.core.sessions import Within, Writing
@@ -251,7 +251,7 @@ async def _streamed(task: Task, path: str, how: Writing) -> FileFact:
     session = task.session
     await keeper.write(owner, session, part, b"", mode=how.get("mode"))
     try:
-        with Progress(begun=True):
+        with WorkProgress(begun=True):
             async for piece in pieces_of(task):
                 await keeper.write(owner, session, part, piece, append=True)
             await keeper.rename(owner, session, part, path)

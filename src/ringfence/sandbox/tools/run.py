@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringfence.core.aio import to_the_end
 from ringfence.core.box import BoxReport, BoxSpec, Captured, Limits, Ran, Stream
-from ringfence.core.errors import Progress, Refused, RingfenceError
+from ringfence.core.errors import Refused, RingfenceError, WorkProgress
 from ringfence.core.model import Answer, Call, Grant, Json, Mode, Status
 from ringfence.core.ports import Backend, InstalledPackages
 from ringfence.core.sessions import (
@@ -195,7 +195,7 @@ async def in_fresh_box(
     try:
         report = await to_the_end(backend.run(wanted, tell))
     except ValueError as exc:
-        with Progress():
+        with WorkProgress():
             raise Refused(Status.VALIDATION_FAILURE, "bad_arguments", f"no such box can be made: {exc}") from None
     languages.require_there(request.language(call.arguments), report)
     report, unsearched = await screen.artifacts(screen.report(report), wanted.output)

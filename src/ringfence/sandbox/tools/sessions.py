@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ringfence.core.box import MIB
-from ringfence.core.errors import Progress, Refused
+from ringfence.core.errors import Refused, WorkProgress
 from ringfence.core.model import Answer, Json, Mode, Status
 from ringfence.core.sessions import ForkProblem, SessionInfo
 from ringfence.sandbox.tools import request
@@ -105,11 +105,11 @@ async def open_session(task: Task) -> Answer:
         info = await task.keeper.create(task.owner, wanted)
         task.learn(info)
     except ValueError as exc:
-        with Progress():
+        with WorkProgress():
             raise Refused(Status.VALIDATION_FAILURE, "bad_arguments", f"no such session can be opened: {exc}") from None
     text = f"Session {info.id} is {info.state}; it is closed at {info.expires_at}. A pause does not count."
     listening = wanted.stay.listening.ports or ()
-    with Progress(begun=True):
+    with WorkProgress(begun=True):
         ports = {name: await task.keeper.show(task.owner, info.id, name) for name, _ in listening}
     if not ports:
         return task.session_answer(info, text)
