@@ -44,7 +44,7 @@ def code(answer):
 def ask(data):
     with way() as out:
         out.sendall(data if isinstance(data, bytes) else data.encode("latin-1"))
-        return code(heard(out))
+        return code(heard(out, seconds=20))  # it always answers, however busy the machine is
 def get(url, host=None, method="GET", more=""):
     host = host or url.partition("//")[2].partition("/")[0]
     return ask(f"{method} {url} HTTP/1.1\\r\\nHost: {host}\\r\\nX-Mark: {given['mark']}\\r\\n{more}\\r\\n")
@@ -70,7 +70,7 @@ def get_inside_tls(server, host):
     out, answer = connect(f"{server}:443")
     with trusting().wrap_socket(out, server_hostname=server) as safe:
         safe.sendall(f"GET /ok HTTP/1.1\\r\\nHost: {host}\\r\\nX-Mark: {given['mark']}\\r\\n\\r\\n".encode())
-        return code(heard(safe))
+        return code(heard(safe, seconds=20))
 def greeting(name):
     """The first thing that a TLS client says to a server of this name; of no name, to none."""
     ours, theirs = ssl.MemoryBIO(), ssl.MemoryBIO()

