@@ -7,6 +7,7 @@ else that fails, and anything named that does not, fails the test.
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from xml.etree import ElementTree
@@ -25,6 +26,15 @@ OLDER_THAN_DEEPAGENTS = {
     "test_glob_with_question_mark": _GLOB,
     "test_write_existing_file_fails": "the suite expects a refusal; deepagents 0.7 writes anew",
 }
+
+
+def without_python() -> dict[str, str]:
+    """One test calls `python`, which Debian has under another name."""
+    places = [Path(sys.base_prefix) / "bin", *map(Path, ("/usr/local/bin", "/usr/bin", "/bin"))]
+    if any((place / "python").exists() for place in places):
+        return {}
+    return {"test_execute_large_stdout_payload": "there is no program called python"}
+
 
 OF_INSPECT = {"test_exec_as_user": "a box has one user"}
 
@@ -56,7 +66,7 @@ def test_the_sandbox_suite_of_langchain(tmp_path: Path) -> None:
     module = HERE / "deepagents_sandbox.py"
     plain = [f"{module}::TestPlain::{name}" for name in OLDER_THAN_DEEPAGENTS]
     found = outcomes(tmp_path, "-o", "asyncio_mode=auto", f"{module}::TestRingfence", *plain)
-    assert not unexpected(found["TestRingfence"], OLDER_THAN_DEEPAGENTS)
+    assert not unexpected(found["TestRingfence"], OLDER_THAN_DEEPAGENTS | without_python())
     assert len(found["TestRingfence"]) == 86
     assert not unexpected(found["TestPlain"], OLDER_THAN_DEEPAGENTS), "without any sandbox the same fail"
 

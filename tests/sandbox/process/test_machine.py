@@ -14,6 +14,7 @@ import pytest
 from ringfence.core.box import MIB, BoxReport, BoxSpec, Limits, Program
 from ringfence.core.sessions import Command, StaySpec
 from ringfence.sandbox.process.backend import ProcessBackend
+from ringfence.sandbox.process.cgroups.cgroup import Cgroups
 from tests.sandbox import comparing
 
 pytestmark = pytest.mark.anyio
@@ -189,6 +190,8 @@ print(len(threads))
 
 async def test_a_hundred_threads_work_at_the_default_limits(backend: ProcessBackend) -> None:
     report = await backend.run(BoxSpec(Program("python", THREADS.encode())))
+    if not Cgroups.detect().available:
+        pytest.skip("without control groups the stacks of a hundred threads are more than a process may have")
     assert (report.stdout.text, report.limit) == ("100\n", None), report.stderr.text
 
 

@@ -15,7 +15,7 @@ _SAFELY = (
     + f"""
 token = os.environ[{TOKEN!r}]
 def whole(way):
-    way.settimeout(a_while(2))
+    way.settimeout(a_while(20))  # it is closed after the answer, which a busy machine is slow to give
     answer = b""
     try:
         while more := way.recv(65536):

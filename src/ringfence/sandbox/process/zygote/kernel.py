@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import struct
 import sys
+import time
 from ctypes import c_char_p, c_int, c_long, c_ulong
 
 TYPE_CHECKING = False
@@ -34,6 +36,8 @@ ATTR_NODEV = 4
 ATTR_NOEXEC = 8
 ATTR_IDMAP = 0x00100000
 MNT_DETACH = 2
+_TRIES_FOR_A_KEY = 50
+_UNTIL_KEYS_ARE_FREE = 0.1
 AT_FDCWD = -100
 AT_EMPTY_PATH = 0x1000
 AT_RECURSIVE = 0x8000
@@ -249,7 +253,15 @@ def close_from(first: int, last: int = 0xFFFFFFFF) -> None:
 
 
 def new_session_keyring() -> None:
-    call("keyctl", 1, None)
+    """A user has 200 keys, and the kernel takes those of ended processes back a moment later."""
+    for left in range(_TRIES_FOR_A_KEY, -1, -1):
+        try:
+            call("keyctl", 1, None)
+            return
+        except OSError as exc:
+            if exc.errno != errno.EDQUOT or not left:
+                raise
+        time.sleep(_UNTIL_KEYS_ARE_FREE)
 
 
 def session_keyring() -> int:
