@@ -447,7 +447,8 @@ async def test_what_set_up_code_of_another_interpreter_lets_out_is_told_by_the_n
 async def test_what_set_up_code_does_is_in_the_facts_of_the_next_step(backend: ProcessBackend) -> None:
     async with answering(Server()) as outside:
         setup = f"{ASK}import os\nos.makedirs('/workspace/output', exist_ok=True)\n"
-        setup += f"ask('api.example', {outside.port})\nopen('/workspace/output/' + str(len(os.listdir('/workspace/output'))), 'w')\n"
+        setup += f"ask('api.example', {outside.port})\nname = str(len(os.listdir('/workspace/output')))\n"
+        setup += "open('/workspace/output/' + name, 'w')\n"
         refused = "try: os.chroot('/')\nexcept OSError: pass"
         box = await backend.open(StaySpec(setup=setup + refused), serve(OPEN))
         try:
