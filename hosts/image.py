@@ -59,6 +59,8 @@ def root_image(guest: Guest, finish: Callable[[Path], None]) -> Path:
         # The image is thrown away where the power fails, and an emulated machine has no time to lose.
         (tree / "etc" / "dpkg" / "dpkg.cfg.d").mkdir(parents=True, exist_ok=True)
         (tree / "etc" / "dpkg" / "dpkg.cfg.d" / "unsafe-io").write_text("force-unsafe-io\n")
+        if foreign:
+            _keep_what_was_fetched(tree)
         unpacked.touch()
     settle = Path(__file__).parent / "inside" / "settle.sh"
     shutil.copy(settle, tree / "settle.sh")
@@ -79,6 +81,19 @@ def root_image(guest: Guest, finish: Callable[[Path], None]) -> Path:
     run(["rm", "-rf", "--one-file-system", tree])
     unpacked.unlink(missing_ok=True)
     return image
+
+
+def _keep_what_was_fetched(tree: Path) -> None:
+    """Cut the release's list of packages to those that are to be installed.
+
+    The second half of the installation reads the whole list anew for each step. A foreign machine, emulated, takes
+    a minute for every reading of all 60,000 packages.
+    """
+    fetched = {archive.name.partition("_")[0] for archive in (tree / "var/cache/apt/archives").glob("*.deb")}
+    for packages in (tree / "var/lib/apt/lists").glob("*_Packages"):
+        stanzas = packages.read_text().split("\n\n")
+        kept = [each for each in stanzas if each.partition("\n")[0].removeprefix("Package: ") in fetched]
+        packages.write_text("".join(f"{each}\n\n" for each in kept))
 
 
 def _runs_here(tree: Path) -> bool:
