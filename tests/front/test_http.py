@@ -162,7 +162,11 @@ def test_an_event_is_one_line_of_data_whatever_it_holds(message: dict[str, Any])
     assert raw.count(b"\n") == 3
     assert raw.startswith(b"event: message\r\ndata: ")
     assert raw.endswith(b"\r\n\r\n")
-    assert json.loads(encode(message).decode("utf-8", "surrogatepass")) == message
+    assert json.loads(encode(message).decode("utf-8")) == message
+
+
+def test_an_id_that_utf8_has_not_is_answered_in_json() -> None:
+    assert encode({"id": "\ud800é"}) == b'{"id":"\\ud800\\u00e9"}'
 
 
 # ── Sessions of handshake-era clients: whose they are, what is under way in them, what they ar ──

@@ -123,6 +123,17 @@ def test_params_that_are_no_object(pipe: Pipe, params: Any) -> None:
     check_refused(pipe, pipe.ask({"jsonrpc": "2.0", "method": "tools/call", "params": params}))
 
 
+@pytest.mark.parametrize("method", ["ping", "tools/call"])
+def test_an_id_that_utf8_has_not_ends_nothing(pipe: Pipe, method: str) -> None:
+    params = {"name": "echo", "arguments": {"text": "a"}} if method == "tools/call" else {}
+    pipe.write(json.dumps({"jsonrpc": "2.0", "id": "\ud800", "method": method, "params": params}).encode())
+    answer = pipe.answer("\ud800")
+    if method == "tools/call":
+        check_refused(pipe, answer)
+    else:
+        assert answer["error"]["code"] == PARSE_ERROR
+
+
 NO_MESSAGE = {
     "not JSON": b"hello",
     "half of JSON": b'{"jsonrpc": "2.0", "id": 1, "method": "tools/',

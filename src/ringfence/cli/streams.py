@@ -27,11 +27,23 @@ class _Decoder(Protocol):
     def decode(self, data: bytes, final: bool = ...) -> str: ...
 
 
-class Sink:
-    """Writes a program's output to our own stdout and stderr, in the order in which it came.
+class Shown:
+    """What one of our own descriptors gets of bytes that are not ours: a file or pipe exactly these, a terminal nothing
+    that it would act upon."""
 
-    A file or pipe gets the exact bytes. A terminal gets nothing that it would act upon.
-    """
+    def __init__(self, descriptor: int) -> None:
+        is_terminal = os.isatty(descriptor)
+        self._decoder: _Decoder | None = codecs.getincrementaldecoder("utf-8")("replace") if is_terminal else None
+
+    def of(self, data: bytes) -> bytes:
+        if self._decoder is None:
+            return data
+        text = self._decoder.decode(data).replace("\r\n", "\n")
+        return safe(text, lines=True).encode("utf-8", "replace")
+
+
+class Sink:
+    """Writes a program's output to our own stdout and stderr, in the order in which it came."""
 
     def __init__(self) -> None:
         self.heard = False
@@ -41,8 +53,7 @@ class Sink:
         """Why not all of it could be written."""
         self.on_broken: Callable[[], object] = lambda: None
         self._queue: queue.SimpleQueue[tuple[Stream, bytes, bool] | None] = queue.SimpleQueue()
-        utf8 = codecs.getincrementaldecoder("utf-8")
-        self._terminals: dict[Stream, _Decoder] = {s: utf8("replace") for s, fd in _NUMBERS.items() if os.isatty(fd)}
+        self._shown = {stream: Shown(descriptor) for stream, descriptor in _NUMBERS.items()}
         self._thread = threading.Thread(target=self._work, name="ringfence-output", daemon=True)
         self._thread.start()
 
@@ -78,18 +89,11 @@ class Sink:
                 continue
             try:
                 stream, data, untrusted = item
-                write_all(_NUMBERS[stream], self._shown(stream, data) if untrusted else data)
+                write_all(_NUMBERS[stream], self._shown[stream].of(data) if untrusted else data)
             except OSError as exc:
                 # The reader is gone, as with `| head`, or the disk is full: the program need not run on.
                 self.broken = exc
                 self.on_broken()
-
-    def _shown(self, stream: Stream, data: bytes) -> bytes:
-        decoder = self._terminals.get(stream)
-        if decoder is None:
-            return data
-        text = decoder.decode(data).replace("\r\n", "\n")
-        return safe(text, lines=True).encode("utf-8", "replace")
 
 
 class StdinPipe:

@@ -244,6 +244,14 @@ def message(value: Any, errors: str = "strict") -> bytes:
     return _as_given(value).encode("utf-8", errors)
 
 
+def reply(value: Any) -> bytes:
+    """As `message`; halves of surrogate pairs, which a request may have and UTF-8 has not, are escaped."""
+    try:
+        return message(value)
+    except UnicodeEncodeError:
+        return json.dumps(value, separators=(",", ":")).encode("ascii")
+
+
 def digest(value: Any) -> str:
     """`sha256:…` of the canonical form."""
     return "sha256:" + hashlib.sha256(dumps(value)).hexdigest()

@@ -80,7 +80,7 @@ Identify = Callable[[Scope], Principal | None]
 
 
 def encode(message: Json) -> bytes:
-    return canonical.message(message, "surrogatepass")
+    return canonical.reply(message)
 
 
 def event(message: Json) -> bytes:

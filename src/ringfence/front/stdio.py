@@ -29,10 +29,12 @@ from mcp_types import (
     PARSE_ERROR,
     ErrorData,
     JSONRPCError,
+    JSONRPCMessage,
     JSONRPCNotification,
     JSONRPCRequest,
     JSONRPCResponse,
 )
+from pydantic_core import PydanticSerializationError
 
 from ringfence.core import canonical
 from ringfence.core.model import Json, Principal
@@ -243,8 +245,7 @@ class StdioFront:
                     if isinstance(message, JSONRPCResponse | JSONRPCError):
                         own = self._own_id(message.id)
                         message = message if own is message.id else message.model_copy(update={"id": own})
-                    data = message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
-                    await anyio.to_thread.run_sync(_write_all, raw, data)
+                    await anyio.to_thread.run_sync(_write_all, raw, _encoded(message) + b"\n")
                     self._written.set()
                     self._written = anyio.Event()
 
@@ -264,6 +265,13 @@ def _problem(ident: Any, text: str) -> SessionMessage:
     known = ident if isinstance(ident, str | int) and not isinstance(ident, bool) else None
     error = ErrorData(code=PARSE_ERROR, message=f"Parse error: {text}")
     return SessionMessage(JSONRPCError(jsonrpc="2.0", id=known, error=error))
+
+
+def _encoded(message: JSONRPCMessage) -> bytes:
+    try:
+        return message.model_dump_json(by_alias=True, exclude_unset=True).encode()
+    except PydanticSerializationError:  # a half of a surrogate pair, as in an id that a client chose
+        return canonical.reply(message.model_dump(by_alias=True, exclude_unset=True))
 
 
 def _write_all(raw: Any, data: bytes) -> None:

@@ -6,6 +6,7 @@ import json
 import subprocess
 from pathlib import Path
 
+from tests.cli.terminals import at_terminal
 from tests.gateways import ringfence, run
 
 
@@ -39,6 +40,15 @@ def test_a_file_comes_from_stdin_and_goes_to_stdout(box: str) -> None:
     put = subprocess.run(ringfence("box", "files", "put", box, "-", "d/piped"), input=data, check=False)
     got = subprocess.run(ringfence("box", "files", "get", box, "d/piped", "-"), capture_output=True, check=False)
     assert (put.returncode, got.stdout == data) == (0, True), got.stderr
+
+
+def test_a_terminal_gets_nothing_of_a_file_that_it_would_act_upon(box: str) -> None:
+    title = b"a\x1b]0;owned\x07\x1b[c\xc3"
+    subprocess.run(ringfence("box", "files", "put", box, "-", "steering"), input=title + b"\xa9\n", check=True)
+    with at_terminal("box", "files", "get", box, "steering", "-") as terminal:
+        assert terminal.end() == 0
+    assert "\x1b" not in terminal.shown and "\x07" not in terminal.shown
+    assert "owned" in terminal.shown and "é" in terminal.shown, terminal.shown
 
 
 def test_nothing_outside_of_the_box_can_be_named(box: str, tmp_path: Path) -> None:

@@ -117,8 +117,9 @@ def test_without_a_terminal_or_a_box_nothing_is_touched(box: str) -> None:
 
 
 STRINGS = ["\x1b]0;title\x07", "\x1b]52;c;bHM=\x1b\\", "\x1bP$qm\x1b\\", "\x1b_x\x07", "\x1b^x\x07", "\x1bXx\x1b\\"]
+STRINGS += ["\x1bktitle\x1b\\"]
 FORBIDDEN = re.compile(
-    r"\x1b[\x00-\x1f\x7f]*[\]PX^_Z]|[\x80-\x9f\x05]|\x1b\[[\x00-\x3f\x7f]*[cntxiyw|z{]|\x1b\[[\x00-\x3f\x7f]*[><=$'][\x00-\x3f]*."
+    r"\x1b[\x00-\x1f\x7f]*[\]PX^_Zk]|[\x80-\x9f\x05]|\x1b\[[\x00-\x3f\x7f]*[cntxiyw|z{]|\x1b\[[\x00-\x3f\x7f]*[><=$'][\x00-\x3f]*."
 )
 
 

@@ -472,6 +472,24 @@ def test_a_look_has_an_end_and_what_it_leaves_out_counts_as_changed(
     assert set(guarded.planted(many, guarded.look(mounts, {}))) == planted, "a file in there may have changed"
 
 
+def test_what_lies_deep_in_a_guarded_folder_is_looked_at_too(tmp_path: Path) -> None:
+    mounts = [Mount(str(tmp_path), HERE, "rw")]
+    deep = tmp_path / ".claude/skills/name/scripts/more"
+    deep.mkdir(parents=True)
+    (deep / "run.sh").write_text("true")
+    before = guarded.look(mounts, {})
+    assert guarded.planted(before, guarded.look(mounts, {})) == ()
+    (deep / "run.sh").write_text("false; true")
+    changed = guarded.look(mounts, {})
+    assert guarded.planted(before, changed) == (f"{HERE}/.claude",)
+    (deep / "new.sh").touch()
+    assert guarded.planted(changed, guarded.look(mounts, {})) == (f"{HERE}/.claude",)
+    deeper = deep.joinpath(*["d"] * guarded._DEEPEST)
+    deeper.mkdir(parents=True)
+    deepest = guarded.look(mounts, {})
+    assert guarded.planted(deepest, guarded.look(mounts, {})) == (f"{HERE}/.claude",), "it is not looked at"
+
+
 def test_links_are_followed_as_far_as_there_is_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     walked: list[str] = []
     walk = guarded._walk

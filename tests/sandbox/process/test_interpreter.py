@@ -200,3 +200,35 @@ async def test_however_it_fails_it_is_told(backend: ProcessBackend, source: str,
     box = await backend.open(StaySpec(limits, setup=source))
     with pytest.raises(SetUpFailed, match=why):
         await box.interpreter()
+
+
+async def test_a_cell_keeps_its_turn_until_it_is_over_however_often_it_is_cancelled(
+    box: LiveBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interpreters, "GRACE_SECONDS", 600.0)
+    interpreter = await box.interpreter()
+    assert (await run(interpreter, "x = 41")).error is None
+    slow = """
+import os, time
+print("begun", flush=True)
+try:
+    time.sleep(600)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+"""
+    heard: asyncio.Queue[bytes] = asyncio.Queue()
+    cell = Cell(slow.encode(), Limits(wall_seconds=600))
+    running = asyncio.create_task(interpreter.run(cell, lambda _, data: heard.put_nowait(data), lambda _: None))
+    assert await heard.get() == b"begun\n"
+    running.cancel()
+    assert await heard.get() == b"interrupted\n"
+    running.cancel()
+    following = asyncio.create_task(run(interpreter, "x + 1"))
+    await asyncio.sleep(0.05)
+    assert not running.done() and not following.done()
+    await (await box.command(Command(("/usr/bin/touch", "/workspace/go")), nothing)).over()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert said(await following) == "42"

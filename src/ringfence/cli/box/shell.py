@@ -30,8 +30,8 @@ _LIMITS = {"wall_seconds": _DAY, "output_bytes": 2**44}
 _SHELL = 'exec "$(command -v bash || command -v sh)" -i'
 _CHUNK = 65536
 
-_STRINGS = frozenset("]PX^_")
-"""After ESC they begin a string, which BEL or ESC \\ ends."""
+_STRINGS = frozenset("]PX^_k")
+"""After ESC they begin a string, which BEL or ESC \\ ends; `k`, a title, in screen and tmux alone."""
 _ENDS = frozenset("\x18\x1a")
 """Give up whatever has begun."""
 _ESC = "\x1b"

@@ -32,7 +32,8 @@ _MOST_ENTRIES = 1000
 _MOST_LOOKED_AT = 2000
 """Entries whose state one look takes. A box decides how many there are, and others wait meanwhile: a folder with more
 counts as changed."""
-_DEEPEST = 3
+_DEEPEST = 12
+"""Folders within folders. What lies deeper is not looked at, and counts as changed, too."""
 
 Held = Mapping[str, tuple[bool, tuple[int, int]]]
 """By path in the box: whether it may be written to, and its device and inode when it was mounted."""
@@ -300,7 +301,7 @@ def _entries(folder: str, budget: _Budget, depth: int = _DEEPEST) -> Iterator[tu
         yield path, is_link
         if is_folder and depth > 1 and budget.left:
             yield from _entries(path, budget, depth - 1)
-        elif is_folder and depth > 1:
+        elif is_folder:
             budget.exceeded = True
 
 

@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ringfence.core.aio import finished
 from ringfence.core.box import BoxReport, Limits
 from ringfence.core.errors import OutcomeUnknown, SetUpFailed, Unavailable
 from ringfence.core.sessions import Cell, CellReport, OnShown, Tell, discard_output, discard_value
@@ -240,7 +241,8 @@ class Interpreter:
             await over.wait()
         except asyncio.CancelledError:
             step.stop("cancelled", None)
-            await asyncio.shield(over.wait())
+            # However often: until it is over the turn is this cell's, whose clock would kill the next one.
+            await finished(over.wait())
             raise
 
     def _report(self, step: Step, claims: Claims) -> CellReport:
