@@ -400,3 +400,14 @@ def test_a_copy_of_what_is_not_there_makes_no_folders_and_never_ran(state: Path,
         sandbox.files.write("there", "x")
         sandbox.files.copy("there", "/project/new/folder/copy")
         assert (tmp_path / "new" / "folder" / "copy").read_text() == "x"
+
+
+def test_what_a_volume_could_not_keep_is_said_when_its_sandbox_is_killed(state: Path) -> None:
+    Sandbox.create_volume("full", max_bytes=16 << 20)
+    box = Sandbox.create(volumes={"/workspace/v": "full"})
+    box.run_code("open('/workspace/v/result', 'w').write('work')")
+    box.run_code("import os; os.makedirs('/workspace/v/' + 'd/' * 66)")
+    with pytest.warns(RuntimeWarning, match="volumes were not saved"):
+        assert box.kill()
+    facts = gateways.finished(state)[-1]["facts"]
+    assert "volumes were not saved" in facts["not_kept"][0] and facts["session"]["id"] == box.id

@@ -213,6 +213,8 @@ class SessionInfo:
     """Whether it may write to a volume, which outlives it."""
     planted: tuple[str, ...] = ()
     """Once it has ended: what was planted in its mounts after its last step (see `BoxReport.planted`)."""
+    not_kept: tuple[str, ...] = ()
+    """Once it has ended: what of its volumes and outputs could not be kept, and why."""
 
 
 @plain
@@ -305,6 +307,8 @@ class Within:
     """What was installed for it, when it was opened."""
     planted: tuple[str, ...] = ()
     """What was planted in its mounts after its last step, when it was closed."""
+    not_kept: tuple[str, ...] = ()
+    """What of its volumes and outputs could not be kept, when it was closed."""
 
 
 @plain

@@ -135,6 +135,8 @@ def _of_session(within: Within) -> Json:
         given["packages"] = [dict(package) for package in within.packages]
     if within.planted:
         given["planted"] = list(within.planted)
+    if within.not_kept:
+        given["not_kept"] = list(within.not_kept)
     return {"session": session, **given}
 
 

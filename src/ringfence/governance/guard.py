@@ -42,7 +42,7 @@ _MOST_HITS = 1000
 """A text that a pattern matches more often is withheld whole: each hit costs another search of the rest."""
 _MOST_JUDGED = 500
 """Pieces that may be missing in what a person is to judge. Each takes time in which others wait to be shown theirs."""
-_CHOSEN = ("files", "skipped", "trouble", "late", "planted")
+_CHOSEN = ("files", "skipped", "trouble", "late", "planted", "not_kept")
 """Facts that hold names which a program in a box chose."""
 _SPEAKER = "ringfence/server"
 _ASKED = ("allowed", "denied", "failed")

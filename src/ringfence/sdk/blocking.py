@@ -127,7 +127,10 @@ class Sandbox(_Blocking[AsyncSandbox]):
         engine.waited(self._inner.set_timeout, timeout)
 
     def kill(self) -> bool:
-        """End it, with everything that runs in it. False if it was never opened, or this object killed it before."""
+        """End it, with everything that runs in it. False if it was never opened, or this object killed it before.
+
+        A RuntimeWarning says what of its volumes and outputs could not be kept.
+        """
         return engine.waited(self._inner.kill)
 
     def __enter__(self) -> Self:

@@ -14,6 +14,7 @@ record. To run a program once, in a box of its own, use `ringfence.run_code`.
 from __future__ import annotations
 
 import secrets
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from types import TracebackType
@@ -227,11 +228,20 @@ class AsyncSandbox:
         self._client.limits = {**self._client.limits, "wall_seconds": seconds(timeout)}
 
     async def kill(self) -> bool:
-        """End it, with everything that runs in it. False if it was never opened, or this object killed it before."""
+        """End it, with everything that runs in it. False if it was never opened, or this object killed it before.
+
+        A RuntimeWarning says what of its volumes and outputs could not be kept.
+        """
         try:
-            return await self._client.kill() is not None
+            last = await self._client.kill()
         except (SandboxStopped, NotFound):
             return False
+        if last is not None and "not_kept" in last:
+            from ringfence.core.invisible import visible  # noqa: PLC0415 - of use here alone
+
+            lost = "; ".join(map(visible, last["not_kept"]))
+            warnings.warn(f"sandbox {last['session']}: {lost}", RuntimeWarning, stacklevel=2)
+        return last is not None
 
     async def __aenter__(self) -> Self:
         return self

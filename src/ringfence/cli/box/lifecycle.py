@@ -329,7 +329,9 @@ def rm(
             every = (await ask(way, "list_sessions", {}))["sessions"] if everything else []
             ended = [*(ids or ()), *(each["session"] for each in every if each["state"] != "stopped")]
             for each in dict.fromkeys(ended):
-                await ask(way, "close_session", {"session": each})
+                last = await ask(way, "close_session", {"session": each})
+                for lost in last.get("not_kept", ()):
+                    print(f"ringfence: {safe(each)}: {safe(lost)}", file=sys.stderr)
             for reference in snapshots or ():
                 await ask(way, "remove_snapshot", {"snapshot": reference})
             for name in volumes or ():

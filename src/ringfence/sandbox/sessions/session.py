@@ -137,6 +137,7 @@ class Session:
         """Its mounts as they were when a step was last reported, or before anything ran: what comes after that is
         reported, whatever made it."""
         self._planted: tuple[str, ...] = ()
+        self._not_kept: tuple[str, ...] = ()
         """What appeared in its mounts after its last step, once it has ended."""
 
     # ── State ──
@@ -183,6 +184,7 @@ class Session:
             secrets=spec.secrets,
             keeps=any(mount.mode == "rw" for mount in spec.volumes),
             planted=self._planted,
+            not_kept=self._not_kept,
         )
 
     @property
@@ -422,7 +424,8 @@ class Session:
         try:
             if self._box is not None:
                 if why != "failed":
-                    trouble += await self._keep_files(self._box)
+                    self._not_kept = tuple(await self._keep_files(self._box))
+                    trouble += self._not_kept
                 trouble += await self._remove(self._box)
                 self._planted = await in_thread(lambda: self._planted_since(self._mounts_seen)[0])
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ringfence.core import invisible
 from ringfence.core.box import MIB
 from ringfence.core.errors import Refused, WorkProgress
 from ringfence.core.model import Answer, Json, Mode, Status
@@ -126,12 +127,13 @@ async def open_session(task: Task) -> Answer:
     "End a session. Of its files only those in /workspace/output are kept.",
     ONE,
     ("session",),
-    STATE,
+    {**STATE, **named("not_kept")},
     destructive=True,
 )
 async def close_session(task: Task) -> Answer:
     info = await task.keeper.end(task.owner, task.session)
-    return task.session_answer(info, f"Session {info.id} is {info.state}.")
+    lost = "".join(f"\n{invisible.visible(each)}" for each in info.not_kept)
+    return task.session_answer(info, f"Session {info.id} is {info.state}.{lost}")
 
 
 @Tool(

@@ -116,7 +116,9 @@ class Task:
     def session_answer(self, info: SessionInfo, words: str) -> Answer:
         """An answer with the present state of a session."""
         packages = self.installed.packages if self.installed is not None else ()
-        within = Within(info.id, info.step, state=info.state, packages=packages, planted=info.planted)
+        within = Within(
+            info.id, info.step, state=info.state, packages=packages, planted=info.planted, not_kept=info.not_kept
+        )
         structured = session_json(info, wide=self.wide)
         isolation = dict(info.isolation) or self.isolation
         return Answer({"content": [text(words)], "structuredContent": structured}, isolation=isolation, within=within)
@@ -140,6 +142,8 @@ def session_json(info: SessionInfo, *, wide: bool) -> Json:
         "why": info.why,
         "contexts": list(info.contexts),
     }
+    if info.not_kept:
+        structured["not_kept"] = list(info.not_kept)
     if not wide:
         return {**structured, "metadata": _begin(info.metadata)}
     return {
