@@ -27,7 +27,7 @@ class _Decoder(Protocol):
     def decode(self, data: bytes, final: bool = ...) -> str: ...
 
 
-class Shown:
+class OutputEscaper:
     """What one of our own descriptors gets of bytes that are not ours: a file or pipe exactly these, a terminal nothing
     that it would act upon."""
 
@@ -35,7 +35,7 @@ class Shown:
         is_terminal = os.isatty(descriptor)
         self._decoder: _Decoder | None = codecs.getincrementaldecoder("utf-8")("replace") if is_terminal else None
 
-    def of(self, data: bytes) -> bytes:
+    def shown(self, data: bytes) -> bytes:
         if self._decoder is None:
             return data
         text = self._decoder.decode(data).replace("\r\n", "\n")
@@ -53,7 +53,7 @@ class Sink:
         """Why not all of it could be written."""
         self.on_broken: Callable[[], object] = lambda: None
         self._queue: queue.SimpleQueue[tuple[Stream, bytes, bool] | None] = queue.SimpleQueue()
-        self._shown = {stream: Shown(descriptor) for stream, descriptor in _NUMBERS.items()}
+        self._escapers = {stream: OutputEscaper(descriptor) for stream, descriptor in _NUMBERS.items()}
         self._thread = threading.Thread(target=self._work, name="ringfence-output", daemon=True)
         self._thread.start()
 
@@ -89,7 +89,7 @@ class Sink:
                 continue
             try:
                 stream, data, untrusted = item
-                write_all(_NUMBERS[stream], self._shown[stream].of(data) if untrusted else data)
+                write_all(_NUMBERS[stream], self._escapers[stream].shown(data) if untrusted else data)
             except OSError as exc:
                 # The reader is gone, as with `| head`, or the disk is full: the program need not run on.
                 self.broken = exc

@@ -10,7 +10,7 @@ import typer
 from ringfence.cli import common, named_paths, options, program, running
 from ringfence.cli.box import shared
 from ringfence.cli.box.shared import IdArgument, finish, sandbox
-from ringfence.cli.streams import Shown
+from ringfence.cli.streams import OutputEscaper
 from ringfence.cli.terminal import safe
 from ringfence.sdk.infos import FileInfo, Moved
 
@@ -91,10 +91,10 @@ def get(
 
 
 async def _print(config_path: Path | None, id: str, path: str) -> None:
-    shown = Shown(sys.stdout.fileno())
+    escaper = OutputEscaper(sys.stdout.fileno())
     async with sandbox(config_path, id) as box:
         async for piece in await box.files.read(path, "stream"):
-            sys.stdout.buffer.write(shown.of(piece))
+            sys.stdout.buffer.write(escaper.shown(piece))
     sys.stdout.buffer.flush()
 
 
