@@ -18,6 +18,7 @@ from ringfence.compose.runs import Runs, default_config, make_executor
 from ringfence.config import SandboxSettings
 from ringfence.core.box import BoxReport, BoxSpec, Captured, Limits, Stream
 from ringfence.core.errors import Unavailable
+from ringfence.core.model import Recheck, always
 from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.tools.executor import Executor
 from ringfence.sandbox.tools.request import Provision
@@ -46,7 +47,10 @@ class FakeBackend:
     closed: bool = False
     name: str = "process"
 
-    async def run(self, spec: BoxSpec, tell: Callable[[Stream, bytes], None] | None = None) -> BoxReport:
+    async def run(
+        self, spec: BoxSpec, tell: Callable[[Stream, bytes], None] | None = None, recheck: Recheck = always
+    ) -> BoxReport:
+        await recheck()
         self.specs.append(spec)
         if self.hold is not None:
             await self.hold.wait()

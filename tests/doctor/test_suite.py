@@ -10,6 +10,7 @@ import pytest
 
 from ringfence.core.box import BoxReport, BoxSpec, Captured, Stream
 from ringfence.core.errors import Unavailable
+from ringfence.core.model import Recheck, always
 from ringfence.doctor import CATALOGUE, Case, Options, run
 from ringfence.doctor.case import Control, Trial
 from ringfence.doctor.control import ControlBackend, ControlLauncher
@@ -32,7 +33,10 @@ class Scripted:
     def says(self, **other: object) -> None:
         self._report = replace(self._report, **other)  # type: ignore[arg-type]
 
-    async def run(self, spec: BoxSpec, tell: Callable[[Stream, bytes], None] | None = None) -> BoxReport:
+    async def run(
+        self, spec: BoxSpec, tell: Callable[[Stream, bytes], None] | None = None, recheck: Recheck = always
+    ) -> BoxReport:
+        await recheck()
         self.runs += 1
         if self._refuses and self.runs > 1:
             raise Unavailable(self._refuses, "there is no box")
@@ -124,7 +128,10 @@ class Slow(Scripted):
         self._seconds = seconds
         self.had: list[float] = []
 
-    async def run(self, spec: BoxSpec, tell: Callable[[Stream, bytes], None] | None = None) -> BoxReport:
+    async def run(
+        self, spec: BoxSpec, tell: Callable[[Stream, bytes], None] | None = None, recheck: Recheck = always
+    ) -> BoxReport:
+        await recheck()
         report = await super().run(spec, tell)
         if self.runs > 1:
             self.had.append(spec.limits.wall_seconds)

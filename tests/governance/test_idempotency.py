@@ -12,7 +12,7 @@ from ringfence.core.errors import OutcomeUnknown, Refused, Unavailable, Upstream
 from ringfence.core.model import GuardedText, Json, Outcome, Principal, Status
 from ringfence.governance import idempotency
 from ringfence.governance.idempotency import IdempotencyKey
-from ringfence.store import KeyRow
+from ringfence.store import KeyRow, sqlite
 from tests import tooling
 from tests.faking import OK, Said, contract, governed, rulebook
 
@@ -25,7 +25,7 @@ DERIVED = Said(contracts=(contract("echo", mode="write", idempotent={"key": "arg
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idempotency, "_GRACE_SECONDS", 0.0)
-    monkeypatch.setattr(idempotency, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(sqlite, "LOOK_SECONDS", 0.01)
 
 
 async def test_a_repeated_call_is_answered_and_not_run(tmp_path: Path) -> None:

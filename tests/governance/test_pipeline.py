@@ -22,6 +22,7 @@ from ringfence.core.model import (
     ApprovalRule,
     Call,
     Effect,
+    Json,
     Mode,
     NetworkSpec,
     Person,
@@ -37,7 +38,7 @@ from ringfence.secrets.redaction import TenantRedactor
 from ringfence.store.sqlite import Store
 from ringfence.store.transaction import Transaction
 from tests import tooling
-from tests.faking import DESK, OK, SHUT_IN, Client, Reply, Said, Way, contract, definition, governed
+from tests.faking import DESK, OK, SHUT_IN, Client, Reply, Said, Way, contract, definition, governed, make_call
 from tests.making import rule
 
 pytestmark = pytest.mark.anyio
@@ -323,6 +324,36 @@ async def test_a_cancelled_call_is_killed_on_record(tmp_path: Path, mode: str, e
         assert record["facts"]["ended"] == "cancelled"
         way.servers.hold = None
         assert (await way.call()).ok, "its place is free again"
+
+
+async def test_a_call_that_is_cancelled_while_its_grant_is_written_is_closed_after_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with governed(tmp_path, Said(contracts=(contract("echo", mode="write"),))) as way:
+        writer = way.store._writer
+        take = writer._take
+        taken, go_on = threading.Event(), threading.Event()
+
+        def slow() -> Any:
+            """Between what is taken from the queue and the turn to commit it, others may commit."""
+            group = take()
+            taken.set()
+            go_on.wait()
+            return group
+
+        monkeypatch.setattr(writer, "_take", slow)
+        await way.store.write(lambda tx: None, durable=True)  # the thread takes it by the old way, and goes on by ours
+        call = make_call("echo", {"a": 1}, idempotency_key="k")
+        with cancelled_once(taken.is_set, go_on.set) as scope:
+            await way.pipeline.handle(call, way.client)
+        assert scope.cancelled_caught
+        assert way.kinds(call.id) == ["started", "finished"]
+        (record,) = way.finished(call.id)
+        assert (record["status"], record["effect"], record["facts"]["isolation"]) == ("killed", "none", None)
+        (started,) = way.store.reader().records(kind="started", call_id=call.id)
+        assert record["started_seq"] == started.seq
+        assert way.servers.requests == []
+        assert (await way.call("echo", {"a": 1}, idempotency_key="k")).ok, "its key is free again"
 
 
 async def test_a_call_that_ends_with_the_gateway_was_cancelled_by_no_caller(tmp_path: Path) -> None:
@@ -640,3 +671,37 @@ async def test_where_fields_are_declared_an_error_of_the_server_says_no_more_tha
         outcome = await way.call()
         assert outcome.error == {"code": -32000, "message": ONLY_FIELDS}
         assert "123-45" not in str(outcome)
+
+
+# ── whatever happens, one record ──
+
+
+async def test_a_call_whose_arguments_lie_too_deep_is_refused_on_record(tmp_path: Path) -> None:
+    deep: list[Any] = []
+    for _ in range(3000):
+        deep = [deep]
+    async with governed(tmp_path) as way:
+        call = make_call("echo", {"a": ["a name of its own", deep]})
+        outcome = await way.pipeline.handle(call, way.client)
+        assert (outcome.status, outcome.reason_code) == ("validation_failure", "bad_arguments")
+        assert way.kinds(call.id) == ["finished"]
+
+
+async def test_a_fault_of_ours_while_the_end_is_stated_leaves_a_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with governed(tmp_path) as way:
+        stated = way.pipeline._guard.facts
+        faults = [RecursionError("too deep")]
+
+        def faulty(facts: Json) -> Json:
+            if faults:
+                raise faults.pop()
+            return stated(facts)
+
+        monkeypatch.setattr(way.pipeline._guard, "facts", faulty)
+        call = make_call("echo", {"a": 1}, idempotency_key="k")
+        outcome = await way.pipeline.handle(call, way.client)
+        assert (outcome.status, outcome.reason_code, outcome.result) == ("unknown", "internal", None)
+        assert way.kinds(call.id) == ["started", "finished"]
+        assert (await way.call("echo", {"a": 1}, idempotency_key="k")).reason_code == "key_unknown"

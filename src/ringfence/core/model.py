@@ -6,7 +6,7 @@ call. A *grant* is permission to run it once. An *outcome* is how it ended; a re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import field
 from enum import StrEnum
 from typing import Any, Literal
@@ -326,6 +326,13 @@ class Receipt:
     head: str
 
 
+Recheck = Callable[[], Awaitable[None]]
+
+
+async def always() -> None:
+    """As a `recheck`: it may begin, whenever that is."""
+
+
 @plain
 class Grant:
     """Permission to run one call once, until a time, for exactly these digests. Only the pipeline makes one."""
@@ -340,6 +347,8 @@ class Grant:
     """On the monotonic clock."""
     after_step: int | None = None  # in a session: only where this is still its last step
     snapshot: str | None = None  # the one that a person agreed to, by its digest, whatever its name means by now
+    recheck: Recheck = always
+    """To be awaited after every wait, right before something begins. Raises Refused where it may not begin any more."""
 
 
 @plain

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 from ringfence.core.box import BoxReport, BoxSpec, InstallIndex, Installs, Mount, NetworkRule, OnOutput, Serve, Stream
 from ringfence.core.brokering import BrokeredSecret, SubstitutionReply, SubstitutionRequest
-from ringfence.core.model import Definition, Json, Principal, ServerSpec
+from ringfence.core.model import Definition, Json, Principal, Recheck, ServerSpec, always
 from ringfence.core.record import plain
 
 SAID_IN_CALLS = frozenset({"notifications/progress", "notifications/message"})
@@ -65,6 +65,8 @@ class UpstreamRequest:
     """Whether it may change something, by its contract."""
     asked: Callable[[Json | None], None] | None = None
     """Called at the end with what the server's box asked of the network meanwhile; None where that is not known."""
+    recheck: Recheck = always
+    """Awaited right before it is sent: it may have waited for a server to start. What that raises passes."""
 
 
 class Upstreams(Protocol):
@@ -259,8 +261,9 @@ class Backend(Protocol):
     @property
     def name(self) -> str: ...
 
-    async def run(self, spec: BoxSpec, tell: OnOutput | None = None) -> BoxReport:
-        """Run a program in a fresh box, to the end of the box. `tell` gets output as it comes.
+    async def run(self, spec: BoxSpec, tell: OnOutput | None = None, recheck: Recheck = always) -> BoxReport:
+        """Run a program in a fresh box, to the end of the box. `tell` gets output as it comes. `recheck` is awaited
+        when the box is there, right before the program begins, and what it raises passes.
 
         Raises ValueError for a spec that makes no sense, Unavailable where nothing was run. Cancelling kills the box.
         """

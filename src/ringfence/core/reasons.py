@@ -41,6 +41,10 @@ _CALLER = {
         "The keeper serves no program of another network, such as a box.",
         "Call it from its own host.",
     ),
+    "rules_changed": (
+        "The rules were changed while the call waited, so it was not begun, or got no answer of its client.",
+        "Make the call again: the rules of now decide on it, and a person is asked anew where they want one.",
+    ),
     "key_conflict": ("The idempotency key was used for another request.", "Use a key of its own for each request."),
     "no_key": (
         "The contract derives a key from the arguments, and they give none.",
@@ -311,7 +315,6 @@ _PERSON = {
         "They find it with `ringfence approvals list`; once it is answered, make the same call again.",
     ),
     "approval_refused": ("A person refused the call.", "Talk to them."),
-    "rules_changed": ("The rules changed while the call waited.", "Make the call again, to have a person asked anew."),
     "crash": (
         "The gateway stopped while the call was running; it may have run.",
         "Check whether it took effect before it is repeated.",

@@ -26,7 +26,7 @@ from anyio import to_thread
 from ringfence.core import system
 from ringfence.core.box import BoxReport, BoxSpec, Captured, OnOutput, Stream
 from ringfence.core.errors import Unavailable
-from ringfence.core.model import Json
+from ringfence.core.model import Json, Recheck, always
 from ringfence.core.record import dataclass
 from ringfence.doctor.case import Control
 from ringfence.doctor.props import CONTROL_ID, secret
@@ -98,7 +98,8 @@ class ControlBackend:
         self._launcher = launcher
         self._settings = settings or Control()
 
-    async def run(self, spec: BoxSpec, tell: OnOutput | None = None) -> BoxReport:
+    async def run(self, spec: BoxSpec, tell: OnOutput | None = None, recheck: Recheck = always) -> BoxReport:
+        await recheck()
         return (await self.run_all([spec], tell))[0]
 
     async def run_all(self, specs: list[BoxSpec], tell: OnOutput | None = None) -> list[BoxReport]:

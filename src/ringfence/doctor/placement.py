@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from ringfence.core.box import BoxReport, BoxSpec, Mount, OnOutput
-from ringfence.core.model import ServerSpec
+from ringfence.core.model import Recheck, ServerSpec, always
 from ringfence.core.sessions import Cell, Command, SessionBackend, StaySpec, discard_output, discard_value
 from ringfence.doctor.cases import CATALOGUE
 from ringfence.doctor.stage import lendable
@@ -90,7 +90,8 @@ NOT_IN_SESSION = {
 class InSession(PlacedBackend):
     """Runs each case as the second program of a box."""
 
-    async def run(self, spec: BoxSpec, tell: OnOutput | None = None) -> BoxReport:
+    async def run(self, spec: BoxSpec, tell: OnOutput | None = None, recheck: Recheck = always) -> BoxReport:
+        await recheck()
         # Cases look for the folders of a program that is run once.
         stay = StaySpec(spec.limits, spec.env, spec.inputs, (), spec.trees, spec.template, tenant=spec.tenant)
         stay = replace(stay, listening=spec.listening, mounts=spec.mounts, layout=spec.layout, has_input=True)
@@ -132,7 +133,8 @@ NOT_IN_SERVER = {
 class InServer(PlacedBackend):
     """Runs each case as a server."""
 
-    async def run(self, spec: BoxSpec, tell: OnOutput | None = None) -> BoxReport:
+    async def run(self, spec: BoxSpec, tell: OnOutput | None = None, recheck: Recheck = always) -> BoxReport:
+        await recheck()
         folder = _folder()
         try:
             return await self._run(spec, folder, tell or discard_output)

@@ -6,6 +6,7 @@ import time
 from dataclasses import asdict, replace
 
 from ringfence.core import canonical
+from ringfence.core.expression import variables
 from ringfence.core.model import Call, Contract, Decision, Json
 from ringfence.governance.approvals import Requirement
 from ringfence.governance.guard import Guard
@@ -46,6 +47,26 @@ def binding(rules: Rulebook, state: CallState, contract: Contract, requirement: 
     if state.session_state is not None:
         bound["session"] = [state.call.session_named, *state.session_state]
     return canonical.digest(bound)
+
+
+def judged(rules: Rulebook, state: CallState) -> Json:
+    """What rules make of a call. While that is the same, a reload that changed other things does not concern it."""
+    contract = state.contract
+    decision = state.decision
+    assert contract is not None and decision is not None
+    see = lambda: variables(state.call, contract, rules.environment)  # noqa: E731
+    requirement = rules.approvals.requirement(contract, decision, see)
+    spec = rules.servers.get(contract.server or "")
+    return {
+        "contract": contract.digest,
+        "pin": state.definition.digest if state.definition is not None else None,
+        "environment": rules.environment,
+        "approval": None if requirement is None else rules.approvals.terms(requirement),
+        "sandbox": decision.sandbox,
+        "server": None if spec is None else asdict(spec),
+        "programs": [each.digest for each in state.programs],
+        "opening": None if state.opening is None else state.opening.digest,
+    }
 
 
 def named(state: CallState) -> Call:

@@ -59,26 +59,26 @@ class QuestionPlaces:
         }
         coming = sum(count for (whose, _), count in self._taken.items() if whose == principal)
         free = _MOST_WAITING - len(waiting) - coming
-        own = list(askers.values()).count(_client(call)) + self._taken[principal, _client(call)]
+        own = list(askers.values()).count(client_of(call)) + self._taken[principal, client_of(call)]
         if free <= 0:
             text = f"{_MOST_WAITING} calls of this agent wait for a person already"
             raise Refused(Status.DENIED, "throttled", text)
         if own >= free:
             text = f"{own} calls of this client wait for a person already; the {free} places left are for other clients"
             raise Refused(Status.DENIED, "throttled", text)
-        self._taken[principal, _client(call)] += 1
+        self._taken[principal, client_of(call)] += 1
 
     def filled(self, call: Call, ident: str | None) -> None:
         """The question of a place that was taken is written, under this id; or, None, it is not."""
-        place = (call.principal.key, _client(call))
+        place = (call.principal.key, client_of(call))
         self._taken[place] -= 1
         if not self._taken[place]:
             del self._taken[place]
         if ident is not None:
-            self._askers.setdefault(call.principal.key, {})[ident] = _client(call)
+            self._askers.setdefault(call.principal.key, {})[ident] = client_of(call)
 
 
-def _client(call: Call) -> str:
+def client_of(call: Call) -> str:
     """Who of an agent's clients asks, as far as that can be told: a session, or the way that a call came by."""
     return call.session or call.origin
 
@@ -224,7 +224,7 @@ class Approvals:
         self._places.take(call, self._store.reader().open_questions(call.principal.key))
         approval: Approval | None = None
         try:
-            turn = self._turns.setdefault((call.principal.key, _client(call)), asyncio.Lock())
+            turn = self._turns.setdefault((call.principal.key, client_of(call)), asyncio.Lock())
             async with turn, self._making:
                 asked = await in_thread(question)
             approval = await self._store.write(lambda tx: tx.ask_approval(asked), durable=True)
@@ -238,7 +238,7 @@ class Approvals:
         left = approval.expires_at - time.time()
         until = started + min(wait, left)
         if approval.state == "pending" and until > started:
-            with self._store.waiting.answer_to(approval) as answered:
+            with self._store.answers.wait_for(approval) as answered:
                 while not answered.is_set() and (now := asyncio.get_running_loop().time()) < until:
                     note = {"progress": now - started, "message": f"waiting for a person to answer {approval.id}"}
                     await channel.notify("notifications/progress", note)
@@ -300,5 +300,5 @@ def answer(store: Store, approval_id: str, person: Person, *, approve: bool, see
     given = store.write_sync(
         lambda tx: tx.answer_approval(approval_id, person.name, approve, time.time(), asked), durable=True
     )
-    store.waiting.wake()
+    store.answers.wake()
     return given

@@ -209,6 +209,7 @@ class Dispatcher:
         problem: Unavailable | OutcomeUnknown | None = None
         while True:
             try:
+                await grant.recheck()
                 answer = await self._attempt(grant, channel, left)
                 return replace(answer, attempts=attempt) if attempt > 1 else answer
             except (Unavailable, OutcomeUnknown) as exc:
@@ -252,6 +253,7 @@ class Dispatcher:
             mounts=mounts,
             changes=contract.mode is not Mode.READ,
             asked=seen.append,
+            recheck=grant.recheck,
         )
         if contract.secrets:
             with WorkProgress():

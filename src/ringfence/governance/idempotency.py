@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 from ringfence.core import canonical
 from ringfence.core.errors import Refused
 from ringfence.core.expression import Expression, ExpressionError
 from ringfence.core.model import Call, Contract, GuardedText, Json, Outcome, Status
 from ringfence.core.record import dataclass
+from ringfence.governance.approvals import client_of
 from ringfence.store import KeyRow, Store, Transaction
 
 MOST_KEPT = 65_536
@@ -17,8 +20,9 @@ MOST_KEPT = 65_536
 invent as many keys as they like, and would fill the disk."""
 MOST_RESULTS = 2000
 """Results that are kept for one principal. If there are more, that of a call that changed nothing is not kept."""
-_POLL_SECONDS = 0.05
 _GRACE_SECONDS = 5.0
+_MOST_WAITING = 200
+"""Calls of one agent that wait for others under the same keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +34,25 @@ class IdempotencyKey:
     request_digest: str
 
 
+@dataclass(slots=True)
+class Patience:
+    """For how long one call waits for others, however many of them have its key one after the other."""
+
+    left: float
+
+    @classmethod
+    def of(cls, contract: Contract) -> Patience:
+        return cls(contract.timeout_seconds + _GRACE_SECONDS)
+
+
 class IdempotencyKeys:
     """Looks a key up before anything else happens; taking it is part of the grant."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._expressions: dict[str, Expression] = {}
+        self._waiting: Counter[tuple[str, str]] = Counter()
+        """Calls that wait for another, by agent and client."""
 
     def key(self, call: Call, contract: Contract, digest: str, variables: Callable[[], Json]) -> IdempotencyKey | None:
         """The one that the contract derives from the arguments, or else the client's own. An operator who says which
@@ -56,20 +73,55 @@ class IdempotencyKeys:
         # The name may be an argument, so it is kept as a digest, which also bounds its length.
         return IdempotencyKey(f"{call.principal.key}/{contract.name}", canonical.digest(name), digest)
 
-    async def earlier(self, key: IdempotencyKey, timeout: float) -> tuple[str, Json] | None:
-        """The id and outcome of an earlier call under this key; None if there was none."""
-        deadline = asyncio.get_running_loop().time() + timeout + _GRACE_SECONDS
-        while True:
-            row = self._store.reader().key(key.scope, key.name)
-            if row is None:
-                return None
-            if row.state != "started" or row.request_digest != key.request_digest:
-                return judge(row, key)
-            if asyncio.get_running_loop().time() > deadline:
-                raise Refused(
-                    Status.UNAVAILABLE, "key_busy", f"call {row.call_id} under the same key has not ended yet"
-                )
-            await asyncio.sleep(_POLL_SECONDS)
+    async def earlier(self, key: IdempotencyKey, call: Call, patience: Patience) -> tuple[str, Json] | None:
+        """The id and outcome of an earlier call under this key; None if there was none. While that call runs, this one
+        waits: no rate counts it yet, so there are places for a few."""
+        row = self._row(key)
+        if row is None or row.state != "started":
+            return None if row is None else judge(row, key)
+        with self._place(call), self._store.ends.wait_for((key.scope, key.name)) as ended:
+            while row is not None and row.state == "started":
+                if patience.left <= 0:
+                    text = f"call {row.call_id} under the same key has not ended yet"
+                    raise Refused(Status.UNAVAILABLE, "key_busy", text)
+                since = asyncio.get_running_loop().time()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(patience.left):
+                        await ended.wait()
+                ended.clear()
+                patience.left -= asyncio.get_running_loop().time() - since
+                row = self._row(key)
+        return None if row is None else judge(row, key)
+
+    def _row(self, key: IdempotencyKey) -> KeyRow | None:
+        """The row of the key. Raises Refused where it stands for another request."""
+        row = self._store.reader().key(key.scope, key.name)
+        if row is not None and row.request_digest != key.request_digest:
+            judge(row, key)
+        return row
+
+    @contextmanager
+    def _place(self, call: Call) -> Iterator[None]:
+        """A place for one more call that waits. Each client of an agent may have as many as are left for the others,
+        so that none can take them all. Raises Refused."""
+        agent = call.principal.key
+        mine = (agent, client_of(call))
+        own = self._waiting[mine]
+        free = _MOST_WAITING - sum(count for (whose, _), count in self._waiting.items() if whose == agent)
+        if own >= free:
+            text = f"{own} calls of this client wait for others under the same idempotency keys already"
+            raise Refused(Status.DENIED, "throttled", f"{text}; try again when some have ended")
+        self._waiting[mine] += 1
+        try:
+            yield
+        finally:
+            self._waiting[mine] -= 1
+            if not self._waiting[mine]:
+                del self._waiting[mine]
+
+    def ended(self) -> None:
+        """A call of this process that had a key has ended."""
+        self._store.ends.wake()
 
 
 def judge(row: KeyRow, key: IdempotencyKey) -> tuple[str, Json]:

@@ -35,6 +35,7 @@ from ringfence.core.record import dataclass
 from ringfence.core.sessions import Within
 from ringfence.governance.budget import BudgetSlot
 from ringfence.governance.effects import NO_EFFECTS, PossibleEffects
+from ringfence.governance.idempotency import IdempotencyKey
 from ringfence.store import Approval
 
 SAID_BY_OTHERS = frozenset(
@@ -86,6 +87,8 @@ class CallState:
     approval: Approval | None = None
     slot: BudgetSlot | None = None
     """The place that it has among calls at the same time."""
+    key: IdempotencyKey | None = None
+    """Under which it runs once, where it has one."""
     arguments_digest: str = ""
     started: Receipt | None = None
     dispatched: bool = False
@@ -302,14 +305,16 @@ def unquoted(message: str, call: Call) -> str:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for each in value.values():
-            yield from _texts(each)
-    elif isinstance(value, list):
-        for each in value:
-            yield from _texts(each)
+    """However deep they lie: a call may be refused because they lie too deep."""
+    left = [value]
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict):
+            left.extend(reversed(value.values()))
+        elif isinstance(value, list):
+            left.extend(reversed(value))
 
 
 def _for_record(facts: Json, state: CallState) -> Json:

@@ -19,7 +19,7 @@ from functools import partial
 from urllib.parse import unquote
 
 from ringfence.core import aio, canonical
-from ringfence.core.errors import OutcomeUnknown, Refused, StoreError, Unavailable, UpstreamFailed
+from ringfence.core.errors import OutcomeUnknown, Refused, StoreError, Unavailable, UpstreamFailed, WorkProgress
 from ringfence.core.expression import variables
 from ringfence.core.model import (
     SYSTEM,
@@ -95,60 +95,59 @@ class Pipeline:
     async def _handle(self, call: Call, channel: Channel) -> Outcome:
         rules = self.rules
         state = CallState(call, rules.environment, clean=self._guard.message)
-        slot: budget.BudgetSlot | None = None
-        key: IdempotencyKey | None = None
         try:
-            contract = self._contract(rules, state)  # 3 contract
-            await self._policy(rules, state, contract)  # 4 policy
-            call = state.call  # as it goes on
-            self._dispatcher.check(call, contract, state.decision)  # type: ignore[arg-type]
-            outside = await self._dispatcher.outside(call, contract)
-            state.possible = self._dispatcher.possible_effects(call, contract, state.decision, outside)
-            state.lasts = self._dispatcher.lasts(contract, state.decision)
-            code = carried_code(call, contract, outside)
-            if code is not None:
-                await self._as_program(rules, state, *code)
-            if forks(contract) and outside.opened_by is not None:
-                await self._as_opening(rules, state, outside.opened_by)
-            key, replayed = await self._earlier(rules, state, contract)  # 5 once
-            if replayed is not None:
-                outcome = replayed
-            else:
-                slot = state.slot = self._budget.admit(call, contract, state.arguments_digest)  # 6 budget
-                if state.opening is not None:
-                    self._budget.charge(call, state.opening, call.arguments["count"])
-                grant = await self._grant_or_join(rules, state, contract, key, channel)  # 7 approval, 8 grant
-                # 9 dispatch, 10 guard
-                outcome = grant if isinstance(grant, Outcome) else await self._carry_out(rules, state, grant, channel)
-        except Refused as exc:
-            outcome = self._refusal(state, exc)
-        except Unavailable as exc:
-            lost = state.dispatched and state.possible.intended  # nobody states that nothing was begun
-            status = Status.UNKNOWN if lost else Status.UNAVAILABLE
-            outcome = self._problem(state, status, exc.reason_code, exc.message)
-        except OutcomeUnknown as exc:
-            state.answered = exc.answered
-            outcome = self._problem(state, Status.UNKNOWN, exc.reason_code, exc.message)
-        except StoreError as exc:
-            # After dispatch it is the state of sessions that failed, and the call may have taken effect.
-            log.error("the store failed %s the call ran: %s", "while" if state.dispatched else "before", exc)
-            text = own_words("the call could not be recorded, so it was not made")
-            outcome = Outcome(Status.UNAVAILABLE, "store", text)
-            if state.dispatched:
-                text = own_words("what became of the call could not be recorded")
-                outcome = Outcome(Status.UNKNOWN, "store", text)
+            outcome = await self._ended(rules, state, channel)
         except asyncio.CancelledError:
             with aio.shield():
-                await self._close(state, key, slot, self._given_up())
+                await self._close(state, self._given_up())
             raise
         except Exception:  # the edge of the pipeline: a fault of ours must still close the call on record
             log.exception("call %s failed inside the gateway", call.id)
-            outcome = Outcome(
-                Status.UNKNOWN if state.dispatched else Status.UNAVAILABLE,
-                "internal",
-                own_words("the gateway itself failed"),
-            )
-        return await self._close(state, key, slot, outcome)  # 11 fact and audit
+            outcome = _internal(state)
+        try:
+            return await self._close(state, outcome)  # 11 fact and audit
+        except Exception:  # likewise: nothing was written
+            log.exception("the end of call %s could not be stated", call.id)
+            return await self._close_barely(state)
+
+    async def _ended(self, rules: Rulebook, state: CallState, channel: Channel) -> Outcome:
+        """How the call ends, whatever stops it but a fault of ours."""
+        try:
+            return await self._carried(rules, state, channel)
+        except Refused as exc:
+            return self._refusal(state, exc)
+        except Unavailable as exc:
+            lost = state.dispatched and state.possible.intended  # nobody states that nothing was begun
+            status = Status.UNKNOWN if lost else Status.UNAVAILABLE
+            return self._problem(state, status, exc.reason_code, exc.message)
+        except OutcomeUnknown as exc:
+            state.answered = exc.answered
+            return self._problem(state, Status.UNKNOWN, exc.reason_code, exc.message)
+        except StoreError as exc:
+            # After dispatch it is the state of sessions that failed, and the call may have taken effect.
+            log.error("the store failed %s the call ran: %s", "while" if state.dispatched else "before", exc)
+            if state.dispatched:
+                return Outcome(Status.UNKNOWN, "store", own_words("what became of the call could not be recorded"))
+            text = own_words("the call could not be recorded, so it was not made")
+            return Outcome(Status.UNAVAILABLE, "store", text)
+
+    async def _carried(self, rules: Rulebook, state: CallState, channel: Channel) -> Outcome:
+        contract = self._contract(rules, state)  # 3 contract
+        await self._judge(rules, state, contract)  # 4 policy
+        call = state.call  # as it goes on
+        key = state.key = self._key(rules, state, contract)  # 5 once
+        patience = idempotency.Patience.of(contract)
+        if key is not None:
+            replayed = await self._earlier(rules, state, key, patience)
+            if replayed is not None:
+                return replayed
+        state.slot = self._budget.admit(call, contract, state.arguments_digest)  # 6 budget
+        if state.opening is not None:
+            self._budget.charge(call, state.opening, call.arguments["count"])
+        # 7 approval, 8 grant
+        grant = await self._grant_or_join(rules, state, contract, key, patience, channel)
+        # 9 dispatch, 10 guard
+        return grant if isinstance(grant, Outcome) else await self._carry_out(rules, state, grant, channel)
 
     def _given_up(self) -> Outcome:
         if self.stopping:
@@ -158,7 +157,7 @@ class Pipeline:
     async def withdrawn(self, call: Call) -> None:
         """Put a call on record that its caller took back, or that a stop of the gateway ended, before it was begun."""
         state = CallState(call, self.rules.environment, clean=self._guard.message)
-        await self._close(state, None, None, self._given_up())
+        await self._close(state, self._given_up())
 
     def listed(self, item: Json) -> Json:
         """An entry of a server's list, as a client may see it."""
@@ -202,7 +201,7 @@ class Pipeline:
             raise
         finally:
             with aio.shield():
-                await self._close(state, None, None, outcome)
+                await self._close(state, outcome)
 
     async def server_network(self, spec: ServerSpec, principal: Principal, network: Json) -> None:
         """Put on record what the box of a server asked of the network while it answered no call that could tell of
@@ -298,6 +297,20 @@ class Pipeline:
                 raise Refused(Status.UNAVAILABLE, "not_pinned", f"the prompt {quoted(call.tool)} was not accepted yet")
         return rules.implicit[spec.name]
 
+    async def _judge(self, rules: Rulebook, state: CallState, contract: Contract) -> None:
+        """The decision on a call, and what it may change. Raises Refused, Unavailable."""
+        await self._policy(rules, state, contract)
+        call = state.call
+        self._dispatcher.check(call, contract, state.decision)  # type: ignore[arg-type]
+        outside = await self._dispatcher.outside(call, contract)
+        state.possible = self._dispatcher.possible_effects(call, contract, state.decision, outside)
+        state.lasts = self._dispatcher.lasts(contract, state.decision)
+        code = carried_code(call, contract, outside)
+        if code is not None:
+            await self._as_program(rules, state, *code)
+        if forks(contract) and outside.opened_by is not None:
+            await self._as_opening(rules, state, outside.opened_by)
+
     async def _policy(self, rules: Rulebook, state: CallState, contract: Contract) -> None:
         decision = state.decision = await rules.policy.decided(state.call, contract)
         if contract.commands is not None and decision.allowed:
@@ -346,18 +359,20 @@ class Pipeline:
 
     # ── 5 once ────────────────────────────────────────────────────────────────────────────────────
 
-    async def _earlier(
-        self, rules: Rulebook, state: CallState, contract: Contract
-    ) -> tuple[IdempotencyKey | None, Outcome | None]:
+    def _key(self, rules: Rulebook, state: CallState, contract: Contract) -> IdempotencyKey | None:
         if state.call.idempotency_key is None and contract.idempotent_key is None:
-            return None, None
+            return None
         digest = canonical.digest([state.arguments_digest, contract.name])
         see = lambda: variables(state.call, contract, rules.environment)  # noqa: E731
-        key = self._once.key(state.call, contract, digest, see)
-        if key is None:
-            return None, None
-        earlier = await self._once.earlier(key, contract.timeout_seconds)
-        return key, None if earlier is None else self._replay(state, *earlier)
+        return self._once.key(state.call, contract, digest, see)
+
+    async def _earlier(
+        self, rules: Rulebook, state: CallState, key: IdempotencyKey, patience: idempotency.Patience
+    ) -> Outcome | None:
+        """The outcome of an earlier call under this key, for which it waits; None if there was none."""
+        found = await self._once.earlier(key, state.call, patience)
+        await self._look_again(rules, state)
+        return None if found is None else self._replay(state, *found)
 
     def _replay(self, state: CallState, call_id: str, kept: Json) -> Outcome:
         """A kept outcome, guarded again: by now more may be secret, and the contract may allow less."""
@@ -379,7 +394,13 @@ class Pipeline:
     # ── 7 approval, 8 grant ───────────────────────────────────────────────────────────────────────
 
     async def _grant_or_join(
-        self, rules: Rulebook, state: CallState, contract: Contract, key: IdempotencyKey | None, channel: Channel
+        self,
+        rules: Rulebook,
+        state: CallState,
+        contract: Contract,
+        key: IdempotencyKey | None,
+        patience: idempotency.Patience,
+        channel: Channel,
     ) -> Grant | Outcome:
         """The grant; or, where another call took the key meanwhile, the outcome of that call."""
         while True:
@@ -387,9 +408,9 @@ class Pipeline:
                 return await self._grant(rules, state, contract, key, channel)
             except _KeyTaken:
                 assert key is not None
-                earlier = await self._once.earlier(key, contract.timeout_seconds)
+                earlier = await self._earlier(rules, state, key, patience)
                 if earlier is not None:
-                    return self._replay(state, *earlier)
+                    return earlier
 
     async def _grant(
         self, rules: Rulebook, state: CallState, contract: Contract, key: IdempotencyKey | None, channel: Channel
@@ -401,6 +422,7 @@ class Pipeline:
         if requirement is not None and call_meta.FREE_TEXT in state.call.traced:
             state.drop_trace(call_meta.FREE_TEXT, "approval")
         digest = await self._approval(rules, state, requirement, channel) if requirement is not None else ""
+        await self._look_again(rules, state)
         state.isolation = self._dispatcher.isolation(contract)
         forked = [] if state.opening is None else [state.opening] * state.call.arguments["count"]
         spent = [each for each in (contract, *forked) if each.rate.per_day is not None]
@@ -422,18 +444,25 @@ class Pipeline:
                 tx.put_payload(state.call.id, "arguments", state.salt, kept)
             return tx.append("started", state.call.id, journal.started(state), salt=state.salt), approval
 
+        def kept(done: tuple[Receipt, Approval | None]) -> None:
+            """Also of a call that is cancelled meanwhile: it is closed as one that had this grant."""
+            state.started, state.approval = done
+
         alone = self._under_way == 1
         plain = key is None and requirement is None and not spent
         keeps = contract.log.arguments == "redacted" or contract.record == "full"
         try:
             if plain and not keeps and not state.durable:
-                state.started = await self._store.begin(state.call.id, journal.started(state), state.salt, alone=alone)
+                state.started = await self._store.begin(
+                    state.call.id, journal.started(state), state.salt, alone=alone, kept=lambda done: kept((done, None))
+                )
             else:
-                state.started, state.approval = await self._store.write(
+                await self._store.write(
                     work,
                     durable=state.durable,
                     alone=alone,
                     covered=state.durable,  # by the end's, where the call is not to change anything before that
+                    kept=kept,
                 )
         except _AlreadyUsed:
             state.approval = None
@@ -457,6 +486,7 @@ class Pipeline:
             expires_at=time.monotonic() + _GRANT_SECONDS,
             after_step=state.session_state[0] if state.session_state is not None else None,
             snapshot=state.snapshot,
+            recheck=partial(self._look_again, rules, state),
         )
 
     @staticmethod
@@ -486,6 +516,29 @@ class Pipeline:
             shot, state.snapshot = state.snapshot, await self._dispatcher.snapshot(state.call, contract)
             if (state.session_state, state.snapshot) == (seen, shot):
                 return digest
+
+    async def _look_again(self, rules: Rulebook, state: CallState) -> None:
+        """After a wait, before the call begins: what has not begun when the rules are tightened does not begin. A
+        reload that leaves this call as it was does not stop it. Raises Refused, Unavailable."""
+        if self.rules is rules:
+            return
+        with WorkProgress():
+            now, fresh = self.rules, self._anew(state)
+            if fresh is None or not await self._same(now, rules, fresh, state):
+                text = "The rules were changed while this call waited, so it was not begun; make it again."
+                raise Refused(Status.DENIED, "rules_changed", text)
+        if state.started is None:
+            state.decision = fresh.decision  # the one on record is that which it begins by
+
+    async def _same(self, now: Rulebook, rules: Rulebook, fresh: CallState, state: CallState) -> bool:
+        """Whether a call is under the rules of now what it was when it came. Raises Unavailable."""
+        if fresh.contract is None:
+            return False
+        try:
+            await self._judge(now, fresh, fresh.contract)
+        except Refused:
+            return False
+        return approval_binding.judged(now, fresh) == approval_binding.judged(rules, state)
 
     def _in_force(self, rules: Rulebook, state: CallState) -> Rulebook:
         """The rules for what a call that runs goes on with. Raises Refused where they make it another call."""
@@ -597,14 +650,15 @@ class Pipeline:
 
     # ── 11 fact and audit ─────────────────────────────────────────────────────────────────────────
 
-    async def _close(
-        self, state: CallState, key: IdempotencyKey | None, slot: budget.BudgetSlot | None, outcome: Outcome
-    ) -> Outcome:
+    async def _close(self, state: CallState, outcome: Outcome) -> Outcome:
         """Write *finished*; without it there is no result to give."""
-        if slot is not None:
-            slot.release(outcome.status)
+        key = state.key
+        if state.slot is not None:
+            state.slot.release(outcome.status)
         elif state.arguments_digest:
             self._budget.note(state.call, state.arguments_digest, outcome.status)
+        if not state.dispatched and outcome.status in (Status.KILLED, Status.DENIED):
+            state.isolation = {}  # it was to have one
         call_facts = self._guard.facts(self._facts(state, outcome))
         if outcome.result is not None and state.dispatched and state.is_own:
             explain(outcome.result, call_facts)
@@ -631,12 +685,26 @@ class Pipeline:
         try:
             durable = state.durable and state.started is not None
             receipt = await self._store.write(work, durable=durable, alone=self._under_way == 1)
+            if key is not None:
+                self._once.ended()
         except StoreError as exc:
             log.error("call %s could not be closed on record: %s", state.call.id, exc)
             status = Status.UNKNOWN if state.dispatched else Status.UNAVAILABLE
             lost = Outcome(status, "store", own_words("the outcome could not be recorded, so it is withheld"))
             return _completed(lost, self._facts(state, lost))
         return _completed(outcome, call_facts, receipt)
+
+    async def _close_barely(self, state: CallState) -> Outcome:
+        """Close a call that we failed at, without anything of it that we may have failed at: what it carried, and what
+        came back."""
+        bare = replace(state.call, arguments={}, meta={}, inputs=None)
+        rest = CallState(bare, state.environment, clean=self._guard.message)
+        rest.began, rest.began_at, rest.salt = state.began, state.began_at, state.salt
+        rest.contract, rest.decision, rest.definition = state.contract, state.decision, state.definition
+        rest.possible, rest.dispatched, rest.started = state.possible, state.dispatched, state.started
+        rest.approval, rest.about, rest.key, rest.slot = state.approval, state.about, state.key, state.slot
+        with aio.shield():
+            return await self._close(rest, _internal(state))
 
     def _facts(self, state: CallState, outcome: Outcome) -> Json:
         return facts.build(
@@ -685,6 +753,11 @@ def _completed(outcome: Outcome, facts: Json, receipt: Receipt | None = None) ->
         outcome.ran,
         outcome.within,
     )
+
+
+def _internal(state: CallState) -> Outcome:
+    status = Status.UNKNOWN if state.dispatched else Status.UNAVAILABLE
+    return Outcome(status, "internal", own_words("the gateway itself failed"))
 
 
 def _require_allowed(decision: Decision) -> None:

@@ -18,7 +18,8 @@ from ringfence.governance.uris import fits, normal_uri
 
 @dataclass(frozen=True, slots=True)
 class Rulebook:
-    """The rules in force until the next reload; a call keeps the rulebook that it began with."""
+    """The rules in force until the next reload. A call keeps the rulebook that it came under, as long as a later one
+    would make the same of it."""
 
     environment: str
     catalog: Catalog

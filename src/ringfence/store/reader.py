@@ -287,6 +287,11 @@ class Reader:
         with _readable():
             return key_row(self._connection, scope, key)
 
+    def held_keys(self, keys: Collection[tuple[str, str]]) -> set[tuple[str, str]]:
+        """Those of these keys, each looked at once, that a call has which has not ended."""
+        held = "SELECT 1 FROM keys WHERE scope = ? AND key = ? AND state = 'started'"
+        return {key for key in set(keys) if self._all(held, [*key])}
+
     def pins(self, server: str | None = None) -> list[Definition]:
         return [row.definition for row in self.pinned(server)]
 

@@ -13,12 +13,12 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from ringfence.audit.chain import CLOSED, OPENED
 from ringfence.audit.keys import Keys
@@ -40,7 +40,7 @@ T = TypeVar("T")
 AHEAD_SECONDS = 0.05
 """How long a call may run before the database says that it does."""
 LOOK_SECONDS = 0.1
-"""How often an answer from another process is looked for."""
+"""How often an answer from another process, or the end of its call, is looked for."""
 
 
 class Store:
@@ -61,7 +61,10 @@ class Store:
         self._catching_up_at = 0.0
         self.written = asyncio.Event()
         """Set when something was written by a call of this process, for the program that reports it."""
-        self.waiting = AnswerWaiters(self.reader)
+        self.answers = Waiters(self.reader, _answered)
+        """Those who wait for a person's answer."""
+        self.ends = Waiters(self.reader, _settled)
+        """Those who wait for the end of the call that has an idempotency key, by its scope and name."""
 
     @classmethod
     def open(cls, folder: Path, keys: Keys) -> Store:
@@ -115,8 +118,10 @@ class Store:
 
     # ── Writing ──
 
-    async def begin(self, call_id: str, body: Json, salt: bytes, *, alone: bool) -> Receipt:
-        """Record that a call has begun which is to have no effect that outlives us.
+    async def begin(
+        self, call_id: str, body: Json, salt: bytes, *, alone: bool, kept: Callable[[Receipt], None] | None = None
+    ) -> Receipt:
+        """Record that a call has begun which is to have no effect that outlives us. `kept` is as for `write`.
 
         Where its caller is `alone`, that is written ahead of the database, which has it with the call's end, or after
         a moment. Raises StoreError.
@@ -128,7 +133,7 @@ class Store:
                 asyncio.get_running_loop().call_later(AHEAD_SECONDS, self._catch_up)
             return receipt
         work: Callable[[Transaction], Receipt] = lambda tx: tx.append("started", call_id, body, salt=salt)  # noqa: E731
-        return await self.write(work, alone=alone, covered=False)
+        return await self.write(work, alone=alone, covered=False, kept=kept)
 
     def _catch_up(self) -> None:
         """A reader of the database is to find calls that take their time."""
@@ -137,27 +142,44 @@ class Store:
             self._submit(WriteJob(nothing, False, covered=False))
 
     async def write(
-        self, work: Callable[[Transaction], T], *, durable: bool = False, alone: bool = False, covered: bool = True
+        self,
+        work: Callable[[Transaction], T],
+        *,
+        durable: bool = False,
+        alone: bool = False,
+        covered: bool = True,
+        kept: Callable[[T], None] | None = None,
     ) -> T:
         """Do `work` in the writer's thread and return what it returned, once it is kept.
 
         `durable` also waits for the disk; what need not be `covered` by a signed checkpoint is covered by the next.
         Where the caller is `alone`, what waits for no disk is done at once, on its own thread, if no other writes just
-        now: two changes of thread cost as much as the work. Cancelling abandons the answer, not the work. Raises
-        StoreError where nothing was kept, or whatever `work` raised.
+        now: two changes of thread cost as much as the work. Cancelling abandons the answer, not the work; a caller with
+        `kept`, which gets what `work` returned, is cancelled when that is over, so that nothing it writes next comes
+        before it. Raises StoreError where nothing was kept, or whatever `work` raised.
         """
         if alone and not durable and self._writer.perform(job := WriteJob(work, durable, covered)):
             if job.error is not None:
                 raise job.error
             self.written.set()
+            if kept is not None:
+                kept(job.result)
             return job.result  # type: ignore[no-any-return]
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
         # Not at once: the writer would wake while this thread still holds the interpreter's lock, and the two would
         # fight over it. By its next turn the loop has little left to do but wait.
-        loop.call_soon(self._submit, WriteJob(work, durable, covered, loop, task=answer))
-        result = await answer
+        job = WriteJob(work, durable, covered, loop, task=answer)
+        loop.call_soon(self._submit, job)
+        try:
+            result = await answer
+        except asyncio.CancelledError:
+            if kept is not None and await job.settled():
+                kept(job.result)
+            raise
         self.written.set()
+        if kept is not None:
+            kept(result)
         return result
 
     def _submit(self, job: WriteJob) -> None:
@@ -253,39 +275,44 @@ def _opening(connection: sqlite3.Connection, own: str, keys: Keys) -> Json:
     return {**about, "ends": ends} if ends else about
 
 
-# ── Waking those who wait for a person's answer ───────────────────────────────────────────────────
+# ── Waking those who wait for something in the state to change ────────────────────────────────────
 #
-# One cheap look serves all of them. The answer may be given by another process. SQLite tells at once whether another
-# connection wrote; only then is it asked, once, which questions are still open. What people were shown, which may be
-# large, is not read for that.
+# One cheap look serves all of them. Another process may make the change: a person's answer, the end of a call. SQLite
+# tells at once whether another connection wrote; only then is it asked, once, for whom the wait is over. What people
+# were shown and what calls returned, which may be large, is not read for that.
 
 
-class AnswerWaiters:
+class Waiters(Generic[T]):
     """The waiters of one event loop. While there are none, nothing is done."""
 
-    def __init__(self, reader: Callable[[], Reader]) -> None:
+    def __init__(
+        self, reader: Callable[[], Reader], over: Callable[[Reader, Collection[T]], Callable[[T], bool]]
+    ) -> None:
+        """`over` looks once, and then says of each that is waited for whether the wait is over."""
         self._reader = reader
-        self._waiting: dict[asyncio.Event, Approval] = {}
+        self._over = over
+        self._waiting: dict[asyncio.Event, T] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._next: asyncio.TimerHandle | None = None
         self._version: int | None = None
 
     @contextmanager
-    def answer_to(self, question: Approval) -> Iterator[asyncio.Event]:
-        """Set once that question no longer waits for an answer. That it may have expired is for others to see."""
+    def wait_for(self, awaited: T) -> Iterator[asyncio.Event]:
+        """Set once the wait for it is over. How long to wait is for others to say. Whoever clears it waits for the
+        next change."""
         self._loop = asyncio.get_running_loop()
-        answered = asyncio.Event()
-        self._waiting[answered] = question
+        changed = asyncio.Event()
+        self._waiting[changed] = awaited
         try:
             self._look_again()
-            yield answered
+            yield changed
         finally:
-            del self._waiting[answered]
+            del self._waiting[changed]
             if not self._waiting and self._next is not None:
                 self._next.cancel()
 
     def wake(self) -> None:
-        """Wake the waiters, from any thread: an answer was given in this process."""
+        """Look now, from any thread: something was changed in this process."""
         loop = self._loop
         if loop is not None and self._waiting and not loop.is_closed():
             loop.call_soon_threadsafe(self._look_again)
@@ -305,10 +332,21 @@ class AnswerWaiters:
             version = self._reader().version()
             if version == self._version:
                 return
-            open_ = self._reader().unanswered(min(question.asked_at for question in self._waiting.values()))
+            over = self._over(self._reader(), self._waiting.values())
             self._version = version
         except StoreError:
             return  # the caller that waits has a limit, and then hears what is wrong
-        for answered, question in self._waiting.items():
-            if question.id not in open_:
-                answered.set()
+        for changed, awaited in self._waiting.items():
+            if over(awaited):
+                changed.set()
+
+
+def _answered(reader: Reader, questions: Collection[Approval]) -> Callable[[Approval], bool]:
+    """That a question may have expired is for others to see."""
+    open_ = reader.unanswered(min(question.asked_at for question in questions))
+    return lambda question: question.id not in open_
+
+
+def _settled(reader: Reader, keys: Collection[tuple[str, str]]) -> Callable[[tuple[str, str]], bool]:
+    held = reader.held_keys(keys)
+    return lambda key: key not in held

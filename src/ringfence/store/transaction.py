@@ -173,6 +173,7 @@ class Transaction:
         closed: list[str] = []
         for call_id, seq, text in rows:
             if self._has_ended(call_id):  # the caller that says it began again does not know
+                self.lose_keys(call_id)
                 self._connection.execute("DELETE FROM running WHERE call_id = ?", (call_id,))
                 continue
             self.append("finished", call_id, {**_lost(text), "started_seq": seq, "started_chain": chain_name})

@@ -23,7 +23,7 @@ from typing import Any
 
 from ringfence.audit import chain
 from ringfence.audit.chain import Head
-from ringfence.core import system
+from ringfence.core import aio, system
 from ringfence.core.errors import StoreError
 from ringfence.core.model import Json, Receipt
 from ringfence.core.record import dataclass
@@ -59,9 +59,22 @@ class WriteJob:
     thread: Future[Any] | None = None
     result: Any = None
     error: BaseException | None = None
+    over: bool = False
+
+    async def settled(self) -> bool:
+        """Wait until it is over, for a caller that was cancelled, and however often it is. Whether it was kept."""
+        if not self.over:
+            self.task = late = asyncio.get_running_loop().create_future()
+            with aio.shield():
+                while not late.done():
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.wait((late,))
+            late.exception()  # it is in `error`
+        return self.error is None
 
     def resolve(self) -> None:
         """Tell the caller that waits, on its loop's own thread. One that was cancelled waits no more."""
+        self.over = True
         future = self.task if self.task is not None else self.thread
         if future is None or future.done():
             return

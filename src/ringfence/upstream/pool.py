@@ -295,6 +295,7 @@ class ConnectionPool:
         held.users += 1
         health = self._health_of(held.key)
         try:
+            await request.recheck()
             held.connection.check_pin(request.definition)
             held.unsaved |= request.changes and held.connection.spec.keeps_nothing
             result = await held.connection.request(request)
@@ -330,6 +331,7 @@ class ConnectionPool:
                     await held.connection.request(request_for(server, principal, request.method, request.params))
                 return {}
             async with self._using(request_for(server, principal)) as held:
+                await request.recheck()
                 if request.method in _LISTS:
                     key = _LISTS[request.method]
                     has = "resources" in held.connection.server_capabilities

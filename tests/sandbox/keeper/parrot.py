@@ -20,7 +20,7 @@ from typing import Any, Literal, Unpack, cast
 from ringfence.core.box import BoxReport, Captured, FileFact, Limits, Shown
 from ringfence.core.brokering import OutboundRequest, SubstitutionDenial, SubstitutionReply, SubstitutionRequest
 from ringfence.core.errors import Refused, Unavailable
-from ringfence.core.model import Status
+from ringfence.core.model import Recheck, Status, always
 from ringfence.core.sessions import (
     CellReport,
     CellRequest,
@@ -80,7 +80,10 @@ class Parrot:
             raise Refused(Status.VALIDATION_FAILURE, "unknown_session", f"there is no session {id!r}")
         return info
 
-    async def create(self, owner: Owner, spec: SessionSpec) -> SessionInfo:
+    def granted(self, recheck: Recheck) -> Parrot:
+        return self
+
+    async def create(self, owner: Owner, spec: SessionSpec, recheck: Recheck = always) -> SessionInfo:
         if spec.metadata.get("slow"):
             await asyncio.sleep(float(spec.metadata["slow"]))
         if spec.snapshot == "full":
@@ -117,7 +120,9 @@ class Parrot:
     async def extend(self, owner: Owner, id: str, lifetime_seconds: float) -> SessionInfo:
         return self._find(owner, id)
 
-    async def run(self, owner: Owner, id: str, request: CellRequest, tell: Tell, shown: OnShown) -> StepReport:
+    async def run(
+        self, owner: Owner, id: str, request: CellRequest, tell: Tell, shown: OnShown, recheck: Recheck = always
+    ) -> StepReport:
         self._find(owner, id)
         self.begun += 1
         word, number = request.source.split()
@@ -153,11 +158,13 @@ class Parrot:
     async def end_context(self, owner: Owner, id: str, context: str, remove: bool) -> bool:
         return remove
 
-    async def command(self, owner: Owner, id: str, request: CommandRequest, tell: Tell) -> StepReport:
+    async def command(
+        self, owner: Owner, id: str, request: CommandRequest, tell: Tell, recheck: Recheck = always
+    ) -> StepReport:
         tell("stdout", (request.stdin or b"") + " ".join(request.argv).encode())
         return StepReport(id, 2, CellReport(EXITED))
 
-    async def start(self, owner: Owner, id: str, request: CommandRequest) -> ProcessState:
+    async def start(self, owner: Owner, id: str, request: CommandRequest, recheck: Recheck = always) -> ProcessState:
         return ProcessState(1, request.argv, "now", True)
 
     async def processes(self, owner: Owner, id: str) -> Sequence[ProcessState]:

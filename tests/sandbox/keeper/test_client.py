@@ -5,22 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import anyio
 import pytest
 
 from ringfence.core.box import Captured, Input
 from ringfence.core.brokering import SubstitutionReply
-from ringfence.core.errors import OutcomeUnknown, Refused, Unavailable
+from ringfence.core.errors import OutcomeUnknown, Refused, Unavailable, WorkProgress
 from ringfence.core.model import Status
 from ringfence.core.sessions import CellRequest, CommandRequest, ForkProblem, SessionInfo, SessionSpec, StaySpec
 from ringfence.sandbox.keeper import server as keepers
 from ringfence.sandbox.keeper.client import KeeperClient
 from ringfence.sandbox.keeper.protocol import MOST_IN_SESSION, VERBS
 from ringfence.sandbox.keeper.wire import SLACK, WINDOW
+from ringfence.sandbox.sessions.manager import SessionManager
 from ringfence.sandbox.sessions.service import SessionService
 from tests import tooling
+from tests.sandbox.fake_sessions import ME, fake_sessions
 from tests.sandbox.keeper.parrot import ANN, BOB, CHUNK, Parrot, kept, linked, quiet, session
 
 pytestmark = pytest.mark.anyio
@@ -393,3 +396,108 @@ async def test_output_that_does_not_wait_is_cut_and_the_keeper_keeps_little() ->
         assert WINDOW <= size <= WINDOW + SLACK + CHUNK
         assert parrot.told == 300 * CHUNK
         assert (await keeper.info(ANN, box)).id == box
+
+
+# ── Calls that had to wait ────────────────────────────────────────────────────────────────────────
+
+
+class Stays:
+    """Sessions that the end of a keeper does not close."""
+
+    def __init__(self, manager: SessionManager) -> None:
+        self.manager = manager
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.manager, name)
+
+    async def close(self) -> None:
+        return None
+
+
+class Rules:
+    """Those that a call was granted by, which may be tightened."""
+
+    def __init__(self) -> None:
+        self.tightened = False
+        self.asked = 0
+
+    async def recheck(self) -> None:
+        self.asked += 1
+        if self.tightened:
+            with WorkProgress():
+                raise Refused(Status.DENIED, "rules_changed", "no")
+
+
+async def test_a_step_whose_turn_comes_after_the_rules_were_tightened_does_not_begin(tmp_path: Path) -> None:
+    async with fake_sessions(tmp_path / "state") as here, kept(cast(Any, Stays(here.manager))) as (_, there):
+        box = await here.create(ME)
+        async with KeeperClient.connect(there) as keeper:
+            rules = Rules()
+            run = lambda client, source: client.run(ME, box, CellRequest(source), quiet, quiet)  # noqa: E731
+            first = asyncio.ensure_future(run(keeper.granted(rules.recheck), "sleep inf"))
+            await until(lambda: here.backend.boxes[0].begun == 1)
+            late = [asyncio.ensure_future(run(keeper.granted(rules.recheck), "set x 1")) for _ in range(3)]
+            await until(lambda: rules.asked == 4)
+            await asyncio.sleep(2 * keepers._AT_ONCE_SECONDS)
+            rules.tightened = True
+            with pytest.raises(Refused):
+                await keeper.granted(rules.recheck).command(ME, box, CommandRequest(("say", "hello")), quiet)
+            await keeper.interrupt(ME, box)
+            assert (await first).cell.error is not None, "what had begun goes on to its end"
+            for step in late:
+                with pytest.raises(Refused) as problem:
+                    await step
+                assert (problem.value.reason_code, problem.value.nothing_begun) == ("rules_changed", True)
+            assert here.backend.boxes[0].begun == 1
+            rules.tightened = False
+            assert (await run(keeper.granted(rules.recheck), "set x 2")).step == 2, "its turn was given on"
+
+
+async def test_a_step_that_waited_begins_where_the_rules_are_the_same(tmp_path: Path) -> None:
+    async with fake_sessions(tmp_path / "state") as here, kept(cast(Any, Stays(here.manager))) as (_, there):
+        box = await here.create(ME)
+        async with KeeperClient.connect(there) as keeper:
+            rules = Rules()
+            run = lambda client, source: client.run(ME, box, CellRequest(source), quiet, quiet)  # noqa: E731
+            first = asyncio.ensure_future(run(keeper, "sleep inf"))
+            await until(lambda: here.backend.boxes[0].begun == 1)
+            late = asyncio.ensure_future(run(keeper.granted(rules.recheck), "set x 1"))
+            await until(lambda: rules.asked == 1)
+            await asyncio.sleep(2 * keepers._AT_ONCE_SECONDS)
+            await keeper.interrupt(ME, box)
+            await first
+            assert (await late).step == 2
+            assert rules.asked == 2, "when it was sent, and when its turn had come"
+
+
+async def test_a_session_that_waited_for_room_is_not_opened_under_tightened_rules(tmp_path: Path) -> None:
+    async with (
+        fake_sessions(tmp_path / "state", max_sessions=1, queue_seconds=600.0) as here,
+        kept(cast(Any, Stays(here.manager))) as (_, there),
+    ):
+        box = await here.create(ME)
+        async with KeeperClient.connect(there) as keeper:
+            rules = Rules()
+            late = asyncio.ensure_future(keeper.granted(rules.recheck).create(ME, SessionSpec()))
+            await until(lambda: rules.asked == 1)
+            await asyncio.sleep(2 * keepers._AT_ONCE_SECONDS)
+            rules.tightened = True
+            await keeper.end(ME, box)
+            with pytest.raises(Refused) as problem:
+                await late
+            assert problem.value.nothing_begun
+            assert len(here.backend.boxes) == 1
+            await here.manager.end(ME, await here.create(ME))  # the room is free again
+
+
+async def test_what_a_call_has_begun_it_may_finish() -> None:
+    parrot, rules = Parrot(), Rules()
+    async with linked(parrot) as keeper:
+        call = keeper.granted(rules.recheck)
+        box = session(parrot)
+        await call.run(ANN, box, CellRequest("say 1"), quiet, quiet)
+        rules.tightened = True
+        assert (await call.write(ANN, box, "a", b"x")).bytes == 1
+        with pytest.raises(Refused):
+            await keeper.granted(rules.recheck).write(ANN, box, "b", b"x")
+    assert parrot.done.count("write {}") == 1

@@ -13,7 +13,7 @@ import pytest
 from ringfence.core import canonical
 from ringfence.core.box import Attached, BoxReport, BoxSpec, Captured, FileFact, Input
 from ringfence.core.errors import Refused, Unavailable
-from ringfence.core.model import Answer, Contract, Decision, Grant, Status
+from ringfence.core.model import Answer, Contract, Decision, Grant, Recheck, Status, always
 from ringfence.governance.contract import build, built_in
 from ringfence.sandbox.tools.results import judge
 from tests.boxing import FakeBackend, captured, fake, report
@@ -162,7 +162,7 @@ async def test_a_run_that_is_cancelled_has_the_time_to_remove_its_box() -> None:
     steps: list[str] = []
 
     class Slow(FakeBackend):
-        async def run(self, spec: BoxSpec, tell: Any = None) -> BoxReport:
+        async def run(self, spec: BoxSpec, tell: Any = None, recheck: Recheck = always) -> BoxReport:
             try:
                 scope.cancel()
                 await anyio.sleep(600)

@@ -21,7 +21,7 @@ import anyio
 
 from ringfence.core.box import Stream
 from ringfence.core.errors import OutcomeUnknown, Refused, RingfenceError, Unavailable, WorkProgress
-from ringfence.core.model import Json, Status
+from ringfence.core.model import Json, Recheck, Status
 from ringfence.core.record import dataclass
 from ringfence.core.sessions import OnShown, StepReport, Tell, discard_output, discard_value
 from ringfence.sandbox.keeper.codec import Attachments, CodecError, unpack
@@ -46,6 +46,7 @@ from ringfence.sandbox.keeper.wire import (
     WindowUpdates,
     WireError,
 )
+from ringfence.sandbox.sessions.concurrency import DetachedTasks
 from ringfence.sandbox.sessions.service import SessionService
 
 log = logging.getLogger("ringfence.keeper")
@@ -119,17 +120,23 @@ class KeeperClient(SessionService):
 
     # ── Requests ──
 
-    async def _ask(self, verb: Verb, given: dict[str, Any]) -> Any:
+    def granted(self, recheck: Recheck) -> KeeperClient:
+        return GrantedClient(self, recheck)
+
+    async def _ask(self, verb: Verb, given: dict[str, Any], recheck: Recheck | None = None) -> Any:
+        recheck = recheck or given.get(verb.recheck or "")
         try:
-            return await self._ask_once(verb, given)
+            return await self._ask_once(verb, given, recheck)
         except Unavailable as exc:
             if exc.reason_code != "keeper_died" or not verb.can_be_repeated:
                 raise
-        return await self._ask_once(verb, given)  # of the next keeper
+        return await self._ask_once(verb, given, recheck)  # of the next keeper
 
-    async def _ask_once(self, verb: Verb, given: dict[str, Any]) -> Any:
+    async def _ask_once(self, verb: Verb, given: dict[str, Any], recheck: Recheck | None) -> Any:
         async with self._turn(verb, given):
-            return await self._answered(verb, given)
+            if recheck is not None:
+                await recheck()
+            return await self._answered(verb, given, recheck)
 
     @asynccontextmanager
     async def _turn(self, verb: Verb, given: dict[str, Any]) -> AsyncIterator[None]:
@@ -142,8 +149,8 @@ class KeeperClient(SessionService):
         async with line, self._turns:
             yield
 
-    async def _answered(self, verb: Verb, given: dict[str, Any]) -> Any:
-        connection, request = await self._begin(verb, given)
+    async def _answered(self, verb: Verb, given: dict[str, Any], recheck: Recheck | None) -> Any:
+        connection, request = await self._begin(verb, given, recheck)
         clock: asyncio.Timeout | None = None
         try:
             if self._request_timeout is None and verb.stream is None:
@@ -169,10 +176,13 @@ class KeeperClient(SessionService):
             finally:
                 await connection.drop(request)
 
-    async def _begin(self, verb: Verb, given: dict[str, Any]) -> tuple[KeeperConnection, PendingRequest]:
+    async def _begin(
+        self, verb: Verb, given: dict[str, Any], recheck: Recheck | None = None
+    ) -> tuple[KeeperConnection, PendingRequest]:
         with WorkProgress():
             connection = await self._connected()
-            return connection, connection.ask(verb, given, given.get(verb.tell or ""), given.get(verb.shown or ""))
+            tell, shown = given.get(verb.tell or ""), given.get(verb.shown or "")
+            return connection, connection.ask(verb, given, tell, shown, recheck)
 
     def _timed_out(self, verb: Verb) -> RingfenceError:
         text = f"{verb.name} was not answered within {self._request_timeout:g} s (request_timeout)"
@@ -181,16 +191,36 @@ class KeeperClient(SessionService):
         return OutcomeUnknown("request_timeout", f"{text} and was stopped; what it did until then stays done")
 
 
+class GrantedClient(KeeperClient):
+    """The client of a keeper for one call."""
+
+    def __init__(self, client: KeeperClient, recheck: Recheck) -> None:
+        self._client = client
+        self._recheck: Recheck | None = recheck
+
+    async def _ask(self, verb: Verb, given: dict[str, Any], recheck: Recheck | None = None) -> Any:
+        recheck = self._recheck
+        if not verb.only_reads:
+            self._recheck = None  # what a call has begun it may finish
+        return await self._client._ask(verb, given, recheck)
+
+    def _stream(self, verb: Verb, given: dict[str, Any]) -> AsyncIterator[Any]:
+        return self._client._stream(verb, given)
+
+    async def close(self) -> None:
+        """It stays open for other calls."""
+
+
 def _method(verb: Verb) -> Callable[..., Any]:
     """The client's method for a verb, with the verb's signature."""
     by_position = [each.name for each in verb.signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
     accepted = {*by_position, *verb.sends}
-    every = len(by_position)
+    every = len(by_position) - (verb.recheck is not None)  # which is the last, and `granted` gives it
 
     def named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments by name. Raises TypeError."""
         if not kwargs and len(args) == every:  # most calls; binding takes longer than all the rest
-            return dict(zip(by_position, args, strict=True))
+            return dict(zip(by_position, args, strict=False))
         verb.signature.bind(*args, **kwargs)
         if not kwargs.keys() <= accepted:
             raise TypeError(f"{verb.name}() got an unexpected argument: {', '.join(kwargs.keys() - accepted)}")
@@ -228,6 +258,7 @@ class PendingRequest:
     consumed: WindowUpdates
     tell: Tell | None = None
     shown: OnShown | None = None
+    recheck: Recheck | None = None
     incoming: ReceiveStream | None = None
     outgoing: SendStream | None = None
 
@@ -256,6 +287,7 @@ class KeeperConnection:
         self._pending: dict[int, PendingRequest] = {}
         self._numbers = itertools.count(1)
         self._isolation = IsolationReceived()
+        self._turns = DetachedTasks()
 
     @classmethod
     async def open(cls, address: str, settings_digest: str) -> KeeperConnection:
@@ -297,13 +329,20 @@ class KeeperConnection:
 
     # ── Sending ──
 
-    def ask(self, verb: Verb, given: Mapping[str, Any], tell: Tell | None, shown: OnShown | None) -> PendingRequest:
+    def ask(
+        self,
+        verb: Verb,
+        given: Mapping[str, Any],
+        tell: Tell | None,
+        shown: OnShown | None,
+        recheck: Recheck | None = None,
+    ) -> PendingRequest:
         """Raises Unavailable if it was not sent, Refused if it cannot be sent."""
         if not self.is_open:
             raise Unavailable("keeper_died", "the keeper of the sessions is gone")
         number = next(self._numbers)
         answer = asyncio.get_running_loop().create_future()
-        request = PendingRequest(number, verb, answer, WindowUpdates(self.wire, number), tell, shown)
+        request = PendingRequest(number, verb, answer, WindowUpdates(self.wire, number), tell, shown, recheck)
         if verb.yields is not None:
             request.incoming = ReceiveStream(self.wire, number)
         if verb.stream is not None:
@@ -312,7 +351,8 @@ class KeeperConnection:
         try:
             sent = verb.pack_arguments(given, beside)
             deaf = {"deaf": True} if verb.tell and tell is discard_output and shown in (None, discard_value) else {}
-            self.wire.send({"id": number, "do": verb.name, "with": sent, **deaf}, beside)
+            granted = {"granted": True} if verb.recheck and recheck is not None else {}
+            self.wire.send({"id": number, "do": verb.name, "with": sent, **deaf, **granted}, beside)
         except CodecError as exc:
             text = f"{verb.name}: {exc}; send it in smaller parts"
             raise Refused(Status.VALIDATION_FAILURE, "bad_request", text) from None
@@ -356,6 +396,8 @@ class KeeperConnection:
             return  # it was dropped meanwhile
         if "item" in message:
             self._item(request, unpack(request.verb.yields or VALUE, message["item"], attachments), size)
+        elif "turn" in message:
+            self._turns.start(self._turn(request))
         elif "room" in message:
             if request.outgoing is not None and type(message["room"]) is int:
                 request.outgoing.room(message["room"])
@@ -371,6 +413,15 @@ class KeeperConnection:
         else:
             self._over(request)
             request.fail(error_from_json(message.get("error")))
+
+    async def _turn(self, request: PendingRequest) -> None:
+        """Its turn has come, after a wait: it goes on, or is refused and begins nothing."""
+        try:
+            if request.recheck is not None:
+                await request.recheck()
+            self.wire.send({"id": request.number, "go": True})
+        except Exception as exc:  # whoever waits for the answer gets it, and has the keeper drop the request
+            request.fail(exc)
 
     def _over(self, request: PendingRequest) -> None:
         self._pending.pop(request.number, None)

@@ -5,10 +5,13 @@ The messages are derived from the signatures of the verbs. A keeper serves no cl
     client                                            keeper
     {"ringfence": "client", "protocol", "terms"}  →
                                                   ←   {"ringfence": "keeper", "pid"} or {"refused": {…}}
-    {"id", "do": verb, "with": {…}}               →   with "deaf": only the final answer is wanted
+    {"id", "do": verb, "with": {…}}               →   with "deaf": only the final answer is wanted;
+                                                      with "granted": to be asked before it begins late
     {"id", "end"}, chunks: a stream from the client
     {"id", "room"}: this much was consumed         ↔   {"id", "room"}
     {"id", "cancel"}                              →
+    {"id", "go"}                                  →   the answer to "turn"; else the client cancels
+                                                  ←   {"id", "turn"}: it had to wait; may it begin still?
                                                   ←   chunks, {"id", "item"}: output, values, pieces, changes
                                                   ←   {"id", "done"} or {"id", "error"}
 """
@@ -21,7 +24,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from ringfence.core.box import BoxReport, Shown
 from ringfence.core.errors import OutcomeUnknown, Refused, RingfenceError, SetUpFailed, StoreError, Unavailable
-from ringfence.core.model import Json, Status
+from ringfence.core.model import Json, Recheck, Status
 from ringfence.core.quoting import quoted
 from ringfence.core.record import dataclass
 from ringfence.core.sessions import CellReport, Failure, OnShown, Owner, StepReport, Tell
@@ -29,10 +32,10 @@ from ringfence.sandbox.keeper.codec import Attachments, CodecError, pack, place,
 from ringfence.sandbox.keeper.wire import WireError
 from ringfence.sandbox.sessions.service import SessionService
 
-_GENERATION = 3
+_GENERATION = 4
 """Of the message format; the digest covers the types inside."""
-_NOT_SENT = frozenset(("close",))
-"""Concerns the client's own connection."""
+_NOT_SENT = frozenset(("close", "granted"))
+"""Concerns the client's own connection, or one call of the client's."""
 _SAFE_TO_LOSE = {
     *("info", "list", "past", "state_of", "processes", "logs", "follow", "wait"),
     *("read", "entries", "stat", "pack", "watch", "snapshots", "volumes"),
@@ -69,6 +72,8 @@ class Verb:
     """The parameter that receives shown values as they arrive."""
     stream: str | None = None
     """The parameter that is a stream of bytes."""
+    recheck: str | None = None
+    """The parameter that says whether it may still begin."""
     yields: Any = None
     """The item type, if the verb returns a stream."""
 
@@ -110,6 +115,8 @@ def _verb(name: str, method: Any) -> Verb:
             sends |= get_type_hints(get_args(kind)[0])
         elif kind == Tell:
             special["tell"] = parameter.name
+        elif kind == Recheck:
+            special["recheck"] = parameter.name
         elif kind == OnShown:
             special["shown"] = parameter.name
         elif get_origin(kind) is AsyncIterator:

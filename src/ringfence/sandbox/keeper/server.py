@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import socket
+import time
 from collections.abc import Awaitable
 from contextlib import aclosing, suppress
 from dataclasses import field
@@ -38,6 +39,7 @@ something, which costs little."""
 _HELLO_SECONDS = 10.0
 _GRACE_SECONDS = 5.0
 _LOOK_SECONDS = 1.0
+_AT_ONCE_SECONDS = 0.05
 _MOST_ID = 2**63
 _CHANNELS = {"stdout": STDOUT, "stderr": STDERR}
 
@@ -172,6 +174,8 @@ class ConnectedClient:
     _isolation: IsolationSent = field(default_factory=IsolationSent)
     """The isolation of each session, as last sent to this client."""
     _incoming: dict[int, ReceiveStream] = field(default_factory=dict)
+    _turns: dict[int, _Turn] = field(default_factory=dict)
+    """Of requests that may begin only if their client, asked anew, still wants it."""
     _greeted: bool = False
     _patience: asyncio.TimerHandle | None = None
     _large: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -201,6 +205,9 @@ class ConnectedClient:
         elif type(room := message.get("room")) is int:
             if room > 0 and request in self._outgoing:
                 self._outgoing[request].room(room)
+        elif "go" in message:
+            if request in self._turns:
+                self._turns[request].go.set()
         elif "end" in message:
             if request in self._incoming:
                 self._incoming[request].end()
@@ -254,6 +261,8 @@ class ConnectedClient:
             raise WireError(f"no verb {quoted(message['do'], 40)}")
         if verb.stream is not None:
             self._incoming[request] = ReceiveStream(self.wire, request)
+        if verb.recheck is not None and message.get("granted"):
+            self._turns[request] = _Turn(self.wire, request)
         if verb.yields is not None or (verb.tell is not None and not message.get("deaf")):
             self._outgoing[request] = SendStream(self.wire, request)
         work = self._answer(request, verb, message.get("with"), attachments)
@@ -265,6 +274,9 @@ class ConnectedClient:
             self._fail(request, Refused(Status.KILLED, "cancelled", "it was cancelled by its client"))
         self.tasks.pop(request, None)
         self._incoming.pop(request, None)
+        turn = self._turns.pop(request, None)
+        if turn is not None:
+            turn.drop()
         stream = self._outgoing.pop(request, None)
         if stream is not None:
             stream.end()
@@ -300,6 +312,8 @@ class ConnectedClient:
             arguments[verb.tell] = discard_output if stream is None else _Telling(stream)
         if verb.shown is not None:
             arguments[verb.shown] = discard_value if stream is None else _Showing(stream)
+        if verb.recheck is not None and request in self._turns:
+            arguments[verb.recheck] = self._turns[request]
         if verb.stream is not None:
             arguments[verb.stream] = aiter(self._incoming[request])
         given: Any = getattr(self.server.sessions, verb.name)(**arguments)
@@ -326,6 +340,34 @@ class ConnectedClient:
 
     def _fail(self, request: int, problem: Exception) -> None:
         self.wire.send({"id": request, "error": error_to_json(problem)})
+
+
+@dataclass(slots=True)
+class _Turn:
+    """Asks the client whether what had to wait may still begin: the rules that it was granted by may be others by now.
+    What begins at once need not ask."""
+
+    wire: FrameConnection
+    request: int
+    go: asyncio.Event = field(default_factory=asyncio.Event)
+    known: float = field(default_factory=time.monotonic)
+    """When the client last wanted it."""
+    dropped: bool = False
+
+    async def __call__(self) -> None:
+        if time.monotonic() - self.known < _AT_ONCE_SECONDS:
+            return
+        if not self.dropped:
+            self.go.clear()
+            self.wire.send({"id": self.request, "turn": True})
+            await self.go.wait()
+        if self.dropped:  # and this is the part of it that goes on without its caller
+            raise Refused(Status.KILLED, "cancelled", "it was cancelled by its client")
+        self.known = time.monotonic()
+
+    def drop(self) -> None:
+        self.dropped = True
+        self.go.set()
 
 
 @dataclass(slots=True)

@@ -32,7 +32,7 @@ from ringfence.core.box import (
     SetUp,
 )
 from ringfence.core.errors import Unavailable, beginning
-from ringfence.core.model import Json
+from ringfence.core.model import Json, Recheck, always
 from ringfence.core.sessions import StaySpec
 from ringfence.core.system import interpreter
 from ringfence.sandbox.files import guarded, inputs
@@ -103,7 +103,7 @@ class ProcessBackend:
 
     # ── The port ──
 
-    async def run(self, spec: BoxSpec, tell: OnOutput | None = None) -> BoxReport:
+    async def run(self, spec: BoxSpec, tell: OnOutput | None = None, recheck: Recheck = always) -> BoxReport:
         capabilities.check_spec(spec, self._templates)
         inputs.check_inputs(spec.inputs, spec.output)
         setup = self._setups.get(spec.template, _NO_SETUP)
@@ -112,13 +112,14 @@ class ProcessBackend:
         runs: list[ProgramRun] = []
         with beginning("the box", lambda: any(run.ordered for run in runs)):
             await self._open()
-            return await self._run(spec, tell, runs.append)
+            return await self._run(spec, tell, runs.append, recheck)
 
     async def _run(
         self,
         spec: BoxSpec,
         tell: OnOutput | None = None,
         made: Callable[[ProgramRun], object] = lambda _: None,
+        recheck: Recheck = always,
     ) -> BoxReport:
         assert self._pool is not None
         if spec.network is not None:
@@ -159,6 +160,7 @@ class ProcessBackend:
             if spec.network is not None:
                 outlet = await _open_outlet(box, spec.network)
                 run.spec = replace(spec, env={**outlet.env, **spec.env})
+            await recheck()
             report = await run.to_the_end()
         finally:
             await self._finish_removal(run, outlet)

@@ -28,6 +28,7 @@ from ringfence.core.aio import in_thread, pieces_of, shielded
 from ringfence.core.box import FileFact, Input, NetworkRule, Serve
 from ringfence.core.brokering import SubstitutionDenial, SubstitutionReply, SubstitutionRequest
 from ringfence.core.errors import Refused, RingfenceError, SetUpFailed, Unavailable, WorkProgress, unknown_session
+from ringfence.core.model import Recheck, always
 from ringfence.core.sessions import ForkProblem, Owner, SessionBackend, SessionInfo, SessionSpec
 from ringfence.sandbox.files.inputs import put_inputs
 from ringfence.sandbox.files.paths import parts_of, refusal
@@ -166,6 +167,10 @@ class SessionManager:
         await self._journal.settle()
         self._journal.close()
 
+    def granted(self, recheck: Recheck) -> SessionManager:
+        """Itself: who calls it in this process passes `recheck` to the verbs that wait."""
+        return self
+
     # ── Finding sessions ──
 
     @property
@@ -200,12 +205,12 @@ class SessionManager:
 
     # ── Creation and end ──
 
-    async def create(self, owner: Owner, spec: SessionSpec) -> SessionInfo:
+    async def create(self, owner: Owner, spec: SessionSpec, recheck: Recheck = always) -> SessionInfo:
         with WorkProgress():
             if self._closing:
                 raise Unavailable("closing", "the keeper of sessions is being stopped; try again in a moment")
             _check(spec)
-        creating = self._tasks.start(self._create(owner, spec))
+        creating = self._tasks.start(self._create(owner, spec, recheck))
         try:
             session = await shielded(creating)
         except asyncio.CancelledError:
@@ -218,7 +223,7 @@ class SessionManager:
         if not created.cancelled() and created.exception() is None:
             self._tasks.start(created.result().end("closed"))
 
-    async def _create(self, owner: Owner, spec: SessionSpec) -> Session:
+    async def _create(self, owner: Owner, spec: SessionSpec, recheck: Recheck = always) -> Session:
         snapshot = None
         id_ = canonical.new_id("box")
         with WorkProgress():
@@ -227,6 +232,11 @@ class SessionManager:
                 snapshot = await in_thread(lambda: self._snapshots.get(reference, owner=owner))
                 spec = replace(spec, snapshot=snapshot.id)
             await self._capacity.enter(id_, spec.stay.limits)
+            try:
+                await recheck()
+            except BaseException:
+                self._capacity.leave(id_)
+                raise
         session = Session(id_, owner, spec, self._shared, lambda: self._remove(id_))
         self._sessions[id_] = session
         try:

@@ -13,6 +13,7 @@ from typing import Literal, Protocol, Unpack
 
 from ringfence.core.box import FileFact
 from ringfence.core.brokering import SubstitutionDenial, SubstitutionReply, SubstitutionRequest
+from ringfence.core.model import Recheck, always
 from ringfence.core.sessions import (
     CellRequest,
     CommandRequest,
@@ -36,9 +37,14 @@ from ringfence.sandbox.sessions.volumes import Volume
 class SessionService(Protocol):
     """The sessions of a keeper, or the connection to one."""
 
+    def granted(self, recheck: Recheck) -> SessionService:
+        """The same for one call: as long as it has begun nothing, `recheck` is awaited after every wait, and what that
+        raises ends it."""
+        ...
+
     # ── Creation, pause, end ──
 
-    async def create(self, owner: Owner, spec: SessionSpec) -> SessionInfo: ...
+    async def create(self, owner: Owner, spec: SessionSpec, recheck: Recheck = always) -> SessionInfo: ...
 
     async def info(self, owner: Owner, id: str) -> SessionInfo:
         """A session; also one that has stopped within the last day."""
@@ -73,7 +79,11 @@ class SessionService(Protocol):
 
     # ── Steps ──
 
-    async def run(self, owner: Owner, id: str, request: CellRequest, tell: Tell, shown: OnShown) -> StepReport: ...
+    async def run(
+        self, owner: Owner, id: str, request: CellRequest, tell: Tell, shown: OnShown, recheck: Recheck = always
+    ) -> StepReport:
+        """`recheck` is awaited when its turn has come, and raises where it may not begin any more."""
+        ...
 
     async def interrupt(self, owner: Owner, id: str, context: str = "default") -> bool: ...
 
@@ -82,7 +92,9 @@ class SessionService(Protocol):
         there was nothing to end."""
         ...
 
-    async def command(self, owner: Owner, id: str, request: CommandRequest, tell: Tell) -> StepReport: ...
+    async def command(
+        self, owner: Owner, id: str, request: CommandRequest, tell: Tell, recheck: Recheck = always
+    ) -> StepReport: ...
 
     async def show(self, owner: Owner, id: str, port: int | str) -> int:
         """Forward a port of its box, by number or by name, to this host's loopback, for this user alone, until the
@@ -110,7 +122,9 @@ class SessionService(Protocol):
 
     # ── Background processes ──
 
-    async def start(self, owner: Owner, id: str, request: CommandRequest) -> ProcessState: ...
+    async def start(
+        self, owner: Owner, id: str, request: CommandRequest, recheck: Recheck = always
+    ) -> ProcessState: ...
 
     async def processes(self, owner: Owner, id: str) -> Sequence[ProcessState]: ...
 

@@ -24,6 +24,7 @@ from typing import TypeVar, Unpack
 from ringfence.core.aio import fed, in_thread, shielded
 from ringfence.core.box import BoxReport, FileFact, Limits, Stream
 from ringfence.core.errors import Refused, RingfenceError, Unavailable, WorkProgress
+from ringfence.core.model import Recheck, always
 from ringfence.core.record import dataclass
 from ringfence.core.sessions import (
     BoxInterpreter,
@@ -474,14 +475,14 @@ class Session:
 
     # ── Steps ──
 
-    async def run(self, request: CellRequest, tell: Tell, shown: OnShown) -> StepReport:
+    async def run(self, request: CellRequest, tell: Tell, shown: OnShown, recheck: Recheck = always) -> StepReport:
         """Run a cell when its turn has come. Cancelling interrupts it."""
         cell = cell_of(request, self.spec.stay.limits)
         with WorkProgress() as progress, self.in_use:
             self.check_live()
             await self._ensure_running()
             async with self.contexts.turn(request.context) as context:
-                interpreter, fresh = await self._interpreter(context, progress)
+                interpreter, fresh = await self._interpreter(context, progress, recheck)
                 number = self._begin_step(request.after_step)
                 progress.begin()
                 before = self._mounts_seen
@@ -494,10 +495,13 @@ class Session:
             self.id, number, self._with_session_facts(report, before), context.name, fresh, self.state, kept
         )
 
-    async def _interpreter(self, context: Context, progress: WorkProgress) -> tuple[BoxInterpreter, bool]:
+    async def _interpreter(
+        self, context: Context, progress: WorkProgress, recheck: Recheck
+    ) -> tuple[BoxInterpreter, bool]:
         """The interpreter of a context, and whether it was started just now. The caller has the context's turn."""
         while True:
             await self._ensure_running()
+            await recheck()
             if context.interpreter is not None and context.interpreter.alive:
                 return context.interpreter, False
             async with self._lock.shared():
@@ -515,7 +519,7 @@ class Session:
         work = self.contexts.remove(context) if remove else self.contexts.restart(context)
         return await self._tasks.run(work)
 
-    async def command(self, request: CommandRequest, tell: Tell) -> StepReport:
+    async def command(self, request: CommandRequest, tell: Tell, recheck: Recheck = always) -> StepReport:
         """Run a command to its end. Cancelling kills it."""
         limits = request.limits or self.spec.stay.limits
         whole = Spool(self.workspace, limits.capture_bytes, tell, wanted=request.keep_whole)
@@ -523,7 +527,7 @@ class Session:
             with WorkProgress():
                 await self._ensure_running()
             before = self._mounts_seen
-            running, number = await self._start_command(request, limits, whole.tell, reported=True)
+            running, number = await self._start_command(request, limits, whole.tell, recheck, reported=True)
             try:
                 report = await running.over()
             except asyncio.CancelledError:
@@ -537,7 +541,7 @@ class Session:
         )
 
     async def _start_command(
-        self, request: CommandRequest, limits: Limits, tell: Tell, *, reported: bool
+        self, request: CommandRequest, limits: Limits, tell: Tell, recheck: Recheck, *, reported: bool
     ) -> tuple[StartedCommand, int]:
         with WorkProgress():
             if not request.argv:
@@ -547,6 +551,7 @@ class Session:
         while True:
             with WorkProgress():
                 await self._ensure_running()
+                await recheck()  # not with the lock: nothing that waits for a client may hold up a pause
             async with self._lock.shared():
                 if self.state == "running":
                     with WorkProgress():
@@ -600,7 +605,7 @@ class Session:
 
     # ── Background processes ──
 
-    async def start(self, request: CommandRequest) -> ProcessState:
+    async def start(self, request: CommandRequest, recheck: Recheck = always) -> ProcessState:
         """Start a command in the background. By default it may run as long as the session exists."""
         listeners = set[Tell]()
         limits = self.spec.stay.limits
@@ -618,7 +623,7 @@ class Session:
             with WorkProgress():
                 self._background.check_room()
             before = self._mounts_seen
-            running, _ = await self._start_command(request, limits, tell, reported=False)
+            running, _ = await self._start_command(request, limits, tell, recheck, reported=False)
             over = self._tasks.start(self._background_report(running, before))
             return self._background.add(request.argv, running, over, listeners, self._used)
 

@@ -272,11 +272,13 @@ class SessionExecutor:
         """Carry out a grant, once. Raises Refused, and Unavailable where nothing was done."""
         with WorkProgress():
             task, handler = await self._ready(grant, isolation, screen)
+            await grant.recheck()  # packages may have been installed for it
         return await handler(task)
 
     async def _ready(self, grant: Grant, isolation: Json, screen: OutputScreen) -> tuple[Task, Handler]:
         """All that comes before the first thing that may change something, and what then carries it out."""
-        task = Task(grant, self._keeper, self._provision, isolation, screen, is_handed_over=self._is_handed_over)
+        keeper = self._keeper.granted(grant.recheck)
+        task = Task(grant, keeper, self._provision, isolation, screen, is_handed_over=self._is_handed_over)
         for session in named_sessions(grant.call):
             try:
                 await self._check_caller(grant.call, session)

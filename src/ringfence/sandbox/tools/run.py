@@ -193,7 +193,7 @@ async def in_fresh_box(
     as_it_comes = call.attached is not None and not contract.redact and contract.result.fields is None
     tell = screen.attached(call.attached).tell if call.attached is not None and as_it_comes else None
     try:
-        report = await to_the_end(backend.run(wanted, tell))
+        report = await to_the_end(backend.run(wanted, tell, grant.recheck))
     except ValueError as exc:
         with WorkProgress():
             raise Refused(Status.VALIDATION_FAILURE, "bad_arguments", f"no such box can be made: {exc}") from None
