@@ -75,6 +75,33 @@ def test_no_message_cuts_what_it_quotes() -> None:
     assert found == []
 
 
+def test_no_library_says_why_it_failed() -> None:
+    """It quotes what others sent, and cuts it: an exception of one is told by its kind, as `reason_of` does."""
+
+    def is_foreign(kind: ast.expr | None) -> bool:
+        named = [node.value for node in ast.walk(kind) if isinstance(node, ast.Attribute)] if kind is not None else []
+        return any(isinstance(node, ast.Name) and node.id in ("aiohttp", "pydantic", "mcp") for node in named)
+
+    def tells(node: ast.AST, caught: str) -> bool:
+        if isinstance(node, ast.FormattedValue):
+            said = [node.value]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("str", "repr"):
+            said = node.args
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            said = node.args if isinstance(node.func.value, ast.Name) and node.func.value.id == "log" else []
+        else:
+            return False
+        return any(isinstance(each, ast.Name) and each.id == caught for each in said)
+
+    found = []
+    for path in MODULES:
+        for handler in ast.walk(ast.parse(path.read_text())):
+            if isinstance(handler, ast.ExceptHandler) and handler.name is not None and is_foreign(handler.type):
+                told = (node for node in ast.walk(handler) if tells(node, handler.name or ""))
+                found += [f"{name(path)}:{node.lineno}" for node in told]  # type: ignore[attr-defined]
+    assert found == []
+
+
 def test_importing_the_package_loads_nothing_else() -> None:
     heavy = ("ringfence.", "mcp", "pydantic", "starlette")
     code = f"import sys, ringfence; print([name for name in sys.modules if name.startswith({heavy})])"

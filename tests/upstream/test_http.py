@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import anyio
 import pytest
 from aiohttp import web
@@ -178,6 +182,62 @@ async def test_nobody_there_is_unavailable() -> None:
     assert refused.value.reason_code == "server_unreachable"
     with pytest.raises(Unavailable):
         await link.request("tools/call", {}, talk())
+
+
+SECRET = b"s3cr3t-Value-0123456789abcdef"
+OK = b"HTTP/1.1 200 OK\r\n"
+STREAM = OK + b"content-type: text/event-stream\r\nconnection: close\r\n\r\nid: 1\nretry: 1\ndata:\n\n"
+ODD = {
+    "a long header": OK + b"x-echo: " + b"a" * 72 + SECRET + b"b" * 9000 + b"\r\n\r\n",
+    "a long status": b"HTTP/1.1 200 " + b"a" * 72 + SECRET + b"b" * 9000 + b"\r\n\r\n",
+    "no header": OK + b"a" * 72 + SECRET + b"\x01\r\n\r\n",
+    "no status": b"HTTP/1.1 " + SECRET + b"\r\n\r\n",
+    "no chunk": OK + b"content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n" + SECRET + b"\r\n",
+    "no end": OK + b"x-echo: " + SECRET,
+}
+
+
+@pytest.mark.parametrize("first", [b"", STREAM], ids=["at once", "when it is resumed"])
+@pytest.mark.parametrize("said", ODD.values(), ids=list(ODD))
+async def test_no_words_of_a_library_tell_what_a_server_sent(
+    said: bytes, first: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A library cuts what it quotes, and part of a secret is not recognised as one."""
+    caplog.set_level("DEBUG")
+    answers = [answer for answer in (first, said) if answer]
+
+    async def answer(stream: anyio.abc.SocketStream) -> None:
+        async with stream:
+            await stream.receive()
+            await stream.send(answers.pop(0) if len(answers) > 1 else answers[0])
+
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    port = listener.extra(anyio.abc.SocketAttribute.local_port)
+    async with listener, anyio.create_task_group() as group:
+        group.start_soon(listener.serve, answer)
+        async with linked(f"http://127.0.0.1:{port}/mcp") as link:
+            with pytest.raises(OutcomeUnknown) as lost:
+                await link.request("tools/call", {}, talk())
+            await link.notify("notifications/initialized", None)
+        group.cancel_scope.cancel()
+    assert lost.value.reason_code == "answer_lost"
+    for told in (lost.value.message, caplog.text):
+        assert SECRET.decode()[:8] not in told
+        assert "aaaa" not in told
+
+
+def test_why_a_server_was_not_reached_is_told_in_words_of_ours_or_the_systems() -> None:
+    key: Any = None
+    refused = aiohttp.ClientConnectorError(key, OSError(errno.ECONNREFUSED, "s3cr3t"))
+    tls = aiohttp.ClientConnectorSSLError(key, ssl.SSLError(1, "s3cr3t"))
+    unresolved = OSError("s3cr3t")
+    unresolved.__cause__ = Unavailable("resolve", "far.example has no address")
+    assert http.reason_of(refused) == os.strerror(errno.ECONNREFUSED)
+    assert http.reason_of(aiohttp.ClientConnectorDNSError(key, unresolved)) == "far.example has no address"
+    assert http.reason_of(tls) == "there is no TLS to be had with it"
+    assert http.reason_of(Refused(Status.DENIED, "no", "our own words")) == "our own words"
+    for kind in (aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError, aiohttp.ClientError, TimeoutError):
+        assert "s3cr3t" not in http.reason_of(kind("s3cr3t"))
 
 
 HALF = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 50\r\n\r\n{"
@@ -412,5 +472,5 @@ async def test_who_cannot_be_reached_again_was_reached_all_the_same() -> None:
         async with linked(f"http://127.0.0.1:{port}/mcp") as link:
             with pytest.raises(OutcomeUnknown) as lost:
                 await link.request("tools/call", {}, talk())
-        assert lost.value.reason_code == "answer_lost" and "connect" in lost.value.message
+        assert lost.value.reason_code == "answer_lost" and os.strerror(errno.ECONNREFUSED) in lost.value.message
         group.cancel_scope.cancel()

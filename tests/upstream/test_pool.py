@@ -517,19 +517,24 @@ async def test_what_is_kept_elsewhere_does_not_hold_a_box(monkeypatch: pytest.Mo
         await tooling.until(lambda: made.pool._held == {})
 
 
+SECRET = "s3cr3t-Value-0123456789abcdef"
+
+
 async def test_a_server_that_dies_leaves_its_last_words_to_the_operator(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with yard(monkeypatch) as made:
         await made.call()
         made.wires[0].ending = "it ended with status 3"
-        made.wires[0].last_words = ("Traceback", "KeyError: \x1b[2J")
+        made.pool._clean = lambda text: text.replace(SECRET, "[redacted]")
+        made.wires[0].last_words = ("Traceback", "KeyError: \x1b[2J", "x" * 390 + SECRET)
         made.wires[0].hint = "it wanted to see /srv/\x1b"
         made.wires[0].end.set()
         await tooling.until(lambda: made.pool._held == {})
         await tooling.until(lambda: "KeyError" in caplog.text)
     assert "server desk ended (it ended with status 3); its last lines on stderr:" in caplog.text
     assert "    | KeyError: \\x1b[2J" in caplog.text
+    assert SECRET[:6] not in caplog.text and "x[redacted]\n" in caplog.text, "it is cut once it is clean"
     assert "it wanted to see /srv/\\x1b" in caplog.text
 
 

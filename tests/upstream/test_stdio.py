@@ -298,6 +298,58 @@ async def test_what_is_no_answer_stands_for_none() -> None:
         assert lost.value.reason_code == "server_died"
 
 
+TELLING = """
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    for note in asked["params"]["told"]:
+        note = {"progressToken": asked["id"], **note}
+        print(json.dumps({"jsonrpc": "2.0", "method": "notifications/progress", "params": note}), flush=True)
+    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": {"done": True}}), flush=True)
+"""
+
+
+async def test_progress_that_is_beyond_all_measure_is_dropped_alone() -> None:
+    told: list[tuple[str, Json]] = []
+    notes = [{"progress": 10**400}, {"progress": 1, "total": -(10**400)}, {"progress": 2, "total": 10**300}]
+    async with running([sys.executable, "-c", TELLING], "bare") as link:
+        assert await link.request("x", {"told": notes}, talk(told=told)) == {"done": True}
+        assert await link.request("x", {"told": []}, talk()) == {"done": True}
+        await tooling.until(lambda: told == [("notifications/progress", {"progress": 2, "total": 1e300})])
+
+
+MUTTERING = """
+import sys
+say = sys.stderr.buffer
+long = b"s3cr3t\\n" + b"y" * 400 + b"s3\\nlast s3cr"
+split = (b"one s3cr3t", b"-Value\\ncaf\\xc3", b"\\xa9\\n", b"x" * 20_000, long, b"3t")
+for piece in split:
+    sys.stdin.readline()
+    say.write(piece)
+    say.flush()
+sys.stdin.readline()
+"""
+
+
+async def test_stderr_is_told_by_whole_lines_however_it_is_written(caplog: pytest.LogCaptureFixture) -> None:
+    """Secrets are looked for in one record at a time."""
+    caplog.set_level("INFO", "ringfence.upstream")
+
+    def told() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.levelname == "INFO"]
+
+    async with running([sys.executable, "-c", MUTTERING], "bare") as link:
+        for _ in range(6):
+            await link.notify("notifications/next", None)
+        whole = [f"server hostile: {line}" for line in ("one s3cr3t-Value", "caf\u00e9", "y" * 400 + "s3")]
+        await tooling.until(lambda: told() == whole)
+        with pytest.raises(OutcomeUnknown):
+            await link.request("x", {}, talk())
+        await tooling.until(lambda: link.last_words)
+    assert link.last_words == ("y" * 400 + "s3", "last s3cr3t"), "what came before was cut"
+    assert told()[3:] in ([], ["server hostile: last s3cr3t"])
+
+
 async def test_bad_lines_harm_nothing(hostile_command: list[str], where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stdio, "MAX_MESSAGE_BYTES", 100_000)
     async with running(hostile_command, where) as link:

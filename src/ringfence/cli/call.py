@@ -28,7 +28,7 @@ from ringfence.core import canonical, system
 from ringfence.core.errors import OutcomeUnknown, Refused, StoreError, Unavailable
 from ringfence.core.model import Call, Json, Outcome, Status, Transport
 from ringfence.core.record import dataclass
-from ringfence.upstream.link import reason_of
+from ringfence.upstream.http import reason_of
 
 _REVISION = "2025-11-25"
 _ACCEPT = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
@@ -288,7 +288,7 @@ async def call_gateway(request: GatewayRequest, tell: Callable[[Json], None]) ->
             text = f"gave up after {request.timeout:g} s; the call is cancelled"
             raise Refused(Status.TIMEOUT, "caller_timeout", text)
         except (aiohttp.ClientError, TimeoutError) as exc:
-            raise OutcomeUnknown("answer_lost", f"the gateway's answer was lost: {exc or type(exc).__name__}") from None
+            raise OutcomeUnknown("answer_lost", f"the gateway's answer was lost: {reason_of(exc)}") from None
         finally:
             await gateway.part()
 

@@ -13,3 +13,8 @@ def quoted(value: object, most: int = 80, form: Callable[[str], str] = repr) -> 
     """
     text = value if isinstance(value, str) else str(value)
     return form(text) if len(text) <= most else f"… ({len(text)} characters)"
+
+
+def whole_lines(tail: bytes, most: int) -> str:
+    """The end of a stream, of which the last `most` bytes were kept, without the line that this has cut."""
+    return (tail if len(tail) < most else tail.partition(b"\n")[2]).decode("utf-8", "replace")

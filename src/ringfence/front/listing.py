@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 from ringfence.core import canonical, invisible
 from ringfence.core.errors import Refused
 from ringfence.core.model import Call, Contract, Definition, Json, Origin, Principal, ServerSpec, Transport
+from ringfence.core.quoting import quoted
 from ringfence.core.record import dataclass
 from ringfence.front import entries
 from ringfence.governance.pipeline import Pipeline
@@ -82,9 +83,9 @@ def _fitting(kind: entries.Kind, body: Json, server: str, version: str) -> Json 
     try:
         return entries.as_listed(kind, body, version)
     except entries.MalformedEntry as exc:
-        name = invisible.visible(str(body.get("name")))[:_SHOWN]
+        name = quoted(body.get("name"), _SHOWN, invisible.visible)
         text = "server %s: its %s %s is not listed for clients of %s, which could not read the list: %s"
-        log.warning(text, server, kind, name, version, invisible.visible(str(exc))[:_SHOWN])
+        log.warning(text, server, kind, name, version, quoted(exc, _SHOWN, invisible.visible))
         return None
 
 
@@ -231,7 +232,7 @@ class Listing:
         """How many of a server's resources are left out, and why the first is; once for each number."""
         if len(bad) != self._unlisted[server] and bad:
             text = "server %s: %d of its resources are not listed, since clients could not read the list; the first: %s"
-            log.warning(text, server, len(bad), invisible.visible(bad[0])[:_SHOWN])
+            log.warning(text, server, len(bad), quoted(bad[0], _SHOWN, invisible.visible))
         self._unlisted[server] = len(bad)
 
     async def _listing(self, server: str, principal: Principal, templates: bool, origin: Origin) -> list[Json]:

@@ -10,6 +10,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS, ClientCapabilities
 
 from ringfence.core.model import Call, Json, Outcome, Status
+from ringfence.governance.guard import looks_ours
 from ringfence.upstream.link import MODERN
 
 _PREFIX = "io.modelcontextprotocol/"
@@ -92,7 +93,7 @@ def _error_data(outcome: Outcome, call: Call) -> Json:
     own = outcome.error.get("data")
     if own is not None and not isinstance(own, dict):
         own = {"data": own}
-    theirs = {name: value for name, value in (own or {}).items() if not name.startswith("ringfence/")}
+    theirs = {name: value for name, value in (own or {}).items() if not looks_ours(name)}
     return {**theirs, **about, "trust": outcome.trust}
 
 

@@ -355,7 +355,7 @@ class Guard:
         places = item.encoded.count(b'"_meta"')
         if places < 2:  # a look at the one place spares a walk through all
             meta = item.result.get("_meta")
-            if places == 0 or (isinstance(meta, dict) and not any(map(_is_ours, meta))):
+            if places == 0 or (isinstance(meta, dict) and not any(map(looks_ours, meta))):
                 return
         item.result, dropped = without_forged(item.result)
         if dropped:
@@ -480,7 +480,7 @@ def without_forged(value: Any) -> tuple[Any, int]:
         for key, old in value.items():
             new, inside = without_forged(old)
             if key == "_meta" and isinstance(new, dict):
-                own = {name: kept for name, kept in new.items() if not _is_ours(name)}
+                own = {name: kept for name, kept in new.items() if not looks_ours(name)}
                 inside += len(new) - len(own)
                 new = own if len(own) != len(new) else new
             changed = changed or new is not old
@@ -501,8 +501,13 @@ def _size_of(value: Any) -> int:
         raise Refused(Status.FAILED, "bad_output", "it is not plain JSON") from None
 
 
-def _is_ours(key: str) -> bool:
-    return invisible.folded(invisible.without_controls(key)[0]).casefold().lstrip().startswith("ringfence/")
+def looks_ours(key: str) -> bool:
+    """Whether a reader may take this key for one that only the gateway writes, `ringfence/…`: whatever its case, its
+    letters' script, and what of it cannot be seen."""
+    like = invisible.alike(invisible.without_controls(key)[0]).lstrip()
+    after = like.removeprefix(_OURS)
+    # Of slashes there are many. A longer name, `ringfence.example/…`, is another's.
+    return after != like and not after[:1].isalnum()
 
 
 def _suspect(encoded: bytes) -> bool:

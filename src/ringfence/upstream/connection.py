@@ -439,10 +439,12 @@ class Connection:
         entry = _mapping(entry)
         ident = entry.get("elicitationId")
         message = entry.get("message")
-        if entry.get("mode") != "url" or not _is_web(entry.get("url")) or not isinstance(ident, str):
+        if entry.get("mode") != "url" or not _is_web(entry.get("url")):
+            return None
+        if not isinstance(ident, str) or len(ident) > _LONGEST:  # a part of an id stands for nothing
             return None
         text = f"[{self.spec.name}] {message if isinstance(message, str) else ''}"
-        return {"mode": "url", "url": entry["url"], "elicitationId": ident[:_LONGEST], "message": text}
+        return {"mode": "url", "url": entry["url"], "elicitationId": ident, "message": text}
 
     # ── what the server watches for us ────────────────────────────────────────────────────────────
 

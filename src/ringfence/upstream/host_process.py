@@ -15,6 +15,7 @@ from ringfence.core.box import Stream
 from ringfence.core.errors import Refused, Unavailable
 from ringfence.core.model import Json, Principal, ServerSpec
 from ringfence.core.ports import Access, Launched, Launcher, Router
+from ringfence.core.quoting import whole_lines
 
 _GRACE_SECONDS = 2.0
 _LAST_WORDS = 16_384
@@ -99,7 +100,7 @@ class HostProcess:
 
     @property
     def last_stderr(self) -> str:
-        return self._stderr.decode("utf-8", "replace")
+        return whole_lines(self._stderr, _LAST_WORDS)
 
     async def stop(self) -> str:
         """Close its stdin, then end its whole process group, each step bounded."""

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
@@ -30,7 +33,6 @@ from ringfence.upstream.link import (
     InFlight,
     RpcError,
     read_message,
-    reason_of,
 )
 from ringfence.upstream.pacing import (
     LONG_BYTES,
@@ -62,6 +64,38 @@ Tell = Callable[[str, Json], Awaitable[None]]
 Credentials = Callable[[], Awaitable[Mapping[str, str]]]
 REMOTE: Json = {"backend": "remote", "level": "none", "protections": {}}
 """The `isolation` fact of what runs elsewhere."""
+
+
+_WHY: tuple[tuple[type[Exception], str], ...] = (
+    (aiohttp.InvalidURL, "its URL is none that can be dialled"),
+    (aiohttp.ClientConnectorDNSError, "its name has no address"),
+    (aiohttp.ClientSSLError, "there is no TLS to be had with it"),
+    (TimeoutError, "it took too long"),
+    (aiohttp.ClientPayloadError, "it broke off, or is not HTTP"),
+    (aiohttp.ClientResponseError, "it is not HTTP that can be read"),
+    (aiohttp.ClientConnectionError, "the connection was closed"),
+)
+
+
+def reason_of(failed: Exception) -> str:
+    """Why a connection failed or an answer was lost: in the system's words where it has some, else in ours.
+
+    Never in the library's: it quotes what the server sent, which may hold a secret, and cuts what it quotes, and a part
+    of a secret is not recognised as one.
+    """
+    if isinstance(failed, RingfenceError):
+        return str(failed)
+    if isinstance(failed, aiohttp.ClientConnectorCertificateError):
+        refused = failed.certificate_error
+        return refused.verify_message if isinstance(refused, ssl.SSLCertVerificationError) else "its certificate"
+    cause = getattr(failed, "os_error", failed)
+    if isinstance(cause.__cause__, RingfenceError):  # it may not be dialled
+        return str(cause.__cause__)
+    if isinstance(cause, socket.gaierror) and cause.strerror:
+        return cause.strerror
+    if isinstance(cause, OSError) and cause.errno is not None and not isinstance(cause, ssl.SSLError):
+        return os.strerror(cause.errno)
+    return next((words for kind, words in _WHY if isinstance(failed, kind)), type(failed).__name__)
 
 
 async def without_secrets(spec: ServerSpec, _: Principal) -> Mapping[str, str]:
@@ -139,7 +173,7 @@ class HttpLink:
             async with client.delete(self._url, headers=await self._headers({}), allow_redirects=False):
                 pass
         except (aiohttp.ClientError, Unavailable) as exc:
-            log.debug("server %s: ending the session failed: %s", self._name, exc)
+            log.debug("server %s: ending the session failed: %s", self._name, reason_of(exc))
 
     async def _headers(self, extra: Mapping[str, str]) -> dict[str, str]:
         """Raises Unavailable."""
@@ -174,7 +208,9 @@ class HttpLink:
                 "server_unreachable", f"server {self._name} cannot be reached: {reason_of(exc)}"
             ) from None
         except (aiohttp.ClientError, TimeoutError) as exc:
-            raise OutcomeUnknown("answer_lost", f"server {self._name}: the answer was lost ({exc})") from None
+            raise OutcomeUnknown(
+                "answer_lost", f"server {self._name}: the answer was lost ({reason_of(exc)})"
+            ) from None
 
     async def _post(self, client: aiohttp.ClientSession, message: Json, exchange: InFlight) -> Json:
         body = canonical.message(message)
@@ -207,7 +243,9 @@ class HttpLink:
                     answer = await self._read(resumed, place, ident, exchange)
         except (aiohttp.ClientError, Unavailable, Refused) as exc:
             # The server has the request: that it cannot be reached again does not mean that it was never reached.
-            raise OutcomeUnknown("answer_lost", f"server {self._name}: the answer was lost ({exc})") from None
+            raise OutcomeUnknown(
+                "answer_lost", f"server {self._name}: the answer was lost ({reason_of(exc)})"
+            ) from None
         if answer is None:
             raise OutcomeUnknown("answer_lost", f"server {self._name} closed the stream without an answer")
         return answer
@@ -313,7 +351,7 @@ class HttpLink:
                 async with self._client.post(self._url, data=body, headers=carried, allow_redirects=False):
                     pass
         except (aiohttp.ClientError, TimeoutError, Unavailable) as exc:
-            log.debug("server %s: a message was not taken: %s", self._name, exc)
+            log.debug("server %s: a message was not taken: %s", self._name, reason_of(exc))
 
     async def _listen(self) -> None:
         """The standing stream of the handshake era: list changes, updates, stray log lines."""
@@ -331,7 +369,7 @@ class HttpLink:
                         else:
                             await self._intake.notification(data)
             except (aiohttp.ClientError, RpcError, Unavailable) as exc:
-                log.debug("server %s: the standing stream ended: %s", self._name, exc)
+                log.debug("server %s: the standing stream ended: %s", self._name, reason_of(exc))
             await anyio.sleep(_REOPEN_SECONDS)
 
 

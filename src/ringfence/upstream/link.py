@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import field
 from typing import Any, Protocol
@@ -81,16 +79,6 @@ class InFlight:
             await self.tell(method, params)
         finally:
             self.telling -= 1
-
-
-def reason_of(failed: Exception) -> str:
-    """Why a connection failed: in the system's words where it has some, not in a library's."""
-    cause = getattr(failed, "os_error", None)
-    if isinstance(cause, OSError) and cause.errno is not None and not isinstance(cause, socket.gaierror):
-        return os.strerror(cause.errno)
-    if isinstance(cause, OSError) and cause.strerror:
-        return cause.strerror
-    return str(failed) or type(failed).__name__
 
 
 class ServerLink(Protocol):

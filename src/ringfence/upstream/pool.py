@@ -32,6 +32,7 @@ log = logging.getLogger("ringfence.upstream")
 
 IDLE_SECONDS = 300.0
 _SWEEP_SECONDS = 5.0
+_LONGEST_LINE = 400
 _LISTS_CHANGED = frozenset({"notifications/tools/list_changed", "notifications/prompts/list_changed"})
 _LISTS = {"resources/list": "resources", "resources/templates/list": "resourceTemplates"}
 _ASIDE = frozenset({*_LISTS, "resources/subscribe", "resources/unsubscribe", "logging/setLevel"})
@@ -571,8 +572,8 @@ class ConnectionPool:
 
     def _tell_last_words(self, server: str, link: ServerLink) -> None:
         """A server that ended by itself, or did not come up, mostly said why. It says it to the operator alone."""
-        lines = (self._clean(line) for line in link.last_words)
-        said = "\n".join(f"    | {invisible.visible(line)}" for line in lines)
+        lines = (invisible.visible(self._clean(line)) for line in link.last_words)
+        said = "\n".join(f"    | {line[:_LONGEST_LINE]}" for line in lines)  # cut once they are clean
         hint = f"\n{invisible.visible(self._clean(link.hint))}" if link.hint else ""
         log.warning("server %s ended%s; its last lines on stderr:\n%s%s", server, _because(link.ending), said, hint)
 

@@ -41,8 +41,8 @@ from ringfence.upstream.pacing import LONG_BYTES, MOST_QUESTIONS, MOST_VALUES_TO
 log = logging.getLogger("ringfence.upstream")
 
 _STDERR_BYTES_PER_SECOND = 64_000
+_LONGEST_STDERR_LINE = 16_384
 _MOST_LAST_LINES = 10
-_LONGEST_LINE = 400
 _STUCK_SECONDS = 60.0
 _COMPLAINT_SECONDS = 1.0
 _BEGINNING = ("initialize", "server/discover")
@@ -381,6 +381,8 @@ def to_message(value: Any) -> JSONRPCMessage | None:
         if params is not None and not isinstance(params, dict):
             return None
         if ident is None:
+            if method == "notifications/progress" and not _is_measurable(params or {}):
+                return None
             return JSONRPCNotification(jsonrpc="2.0", method=method, params=params)
         return JSONRPCRequest(jsonrpc="2.0", id=ident, method=method, params=params)
     if ident is None:
@@ -394,6 +396,18 @@ def to_message(value: Any) -> JSONRPCMessage | None:
         data = ErrorData(code=error["code"], message=error["message"], data=error.get("data"))
         return JSONRPCError(jsonrpc="2.0", id=ident, error=data)
     return _unusable(ident, "neither a result object nor an error")
+
+
+def _is_measurable(progress: Json) -> bool:
+    """Whether the dispatcher can read it: it makes floats of numbers, and JSON has larger ones. One that it stumbles
+    over would end the connection, with every call on it."""
+    try:
+        for name in ("progress", "total"):
+            if isinstance(number := progress.get(name), int | float):
+                float(number)
+    except OverflowError:
+        return False
+    return True
 
 
 async def _unasked(method: str, params: Json) -> Json:
@@ -419,29 +433,73 @@ def _error_of(answer: JSONRPCError) -> RpcError:
 
 
 def _last_lines(text: str) -> tuple[str, ...]:
-    lines = [line.rstrip()[:_LONGEST_LINE] for line in text.splitlines() if line.strip()]
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     return tuple(lines[-_MOST_LAST_LINES:])
 
 
 async def _drain_stderr(server: Launched, name: str) -> None:
     """A server's stderr goes to our log, up to a rate; the rest is counted, never kept."""
+    lines = _StderrLines(name)
     budget = _STDERR_BYTES_PER_SECOND
     window = anyio.current_time()
-    dropped = 0
-    while True:
-        chunk = await server.receive("stderr")
-        if not chunk:
-            return
-        now = anyio.current_time()
-        if now - window > 1.0:
-            if dropped:
-                log.warning("server %s: %d bytes of stderr dropped", name, dropped)
-            budget = _STDERR_BYTES_PER_SECOND
-            window = now
-            dropped = 0
-        if len(chunk) > budget:
-            dropped += len(chunk)
-            continue
-        budget -= len(chunk)
-        for line in chunk.decode("utf-8", "replace").splitlines():
-            log.info("server %s: %s", name, line.rstrip())
+    try:
+        while chunk := await server.receive("stderr"):
+            now = anyio.current_time()
+            if now - window > 1.0:
+                lines.tell_dropped()
+                budget = _STDERR_BYTES_PER_SECOND
+                window = now
+            if len(chunk) > budget:
+                lines.drop(len(chunk))
+            else:
+                budget -= len(chunk)
+                lines.add(chunk)
+    finally:
+        lines.end()
+
+
+class _StderrLines:
+    """What a server writes to its stderr, on our log by whole lines: secrets are looked for in one record at a time,
+    and a part of one is not recognised."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._begun = bytearray()
+        self._torn = False
+        """Whether the line that has begun lacks something, so that the rest of it is dropped, too."""
+        self._dropped = 0
+
+    def add(self, chunk: bytes) -> None:
+        if self._torn:
+            lost, end, chunk = chunk.partition(b"\n")
+            self._dropped += len(lost)
+            self._torn = not end
+        whole, end, rest = chunk.rpartition(b"\n")
+        if end:
+            self._log(self._begun + whole)
+            self._begun.clear()
+        self._begun += rest
+        if len(self._begun) > _LONGEST_STDERR_LINE:
+            self.drop(0)
+
+    def drop(self, size: int) -> None:
+        """So many bytes are missing here."""
+        self._dropped += len(self._begun) + size
+        self._begun.clear()
+        self._torn = True
+
+    def tell_dropped(self) -> None:
+        if self._dropped:
+            log.warning("server %s: %d bytes of stderr dropped", self._name, self._dropped)
+            self._dropped = 0
+
+    def end(self) -> None:
+        self._log(self._begun)
+
+    def _log(self, data: bytes | bytearray) -> None:
+        for line in data.split(b"\n"):
+            if len(line) > _LONGEST_STDERR_LINE:
+                self._dropped += len(line)
+                continue
+            for part in line.decode("utf-8", "replace").splitlines():
+                log.info("server %s: %s", self._name, part.rstrip())

@@ -16,6 +16,7 @@ import anyio
 from ringfence.core.box import BoxReport, Stream
 from ringfence.core.errors import Refused, Unavailable, unknown_session
 from ringfence.core.model import Json
+from ringfence.core.quoting import whole_lines
 from ringfence.core.sessions import Command, CommandRequest, Owner, StartedCommand, StayingBox, Tell
 from ringfence.sandbox.servers.startup_diagnosis import MissingGrant, diagnose, explain, explain_to_callers
 
@@ -166,7 +167,7 @@ class BoxedServer:
     @property
     def last_stderr(self) -> str:
         """The last of what it wrote to stderr."""
-        return self._stderr.decode("utf-8", "replace")
+        return whole_lines(self._stderr, _LAST_WORDS)
 
     def signal(self, number: int) -> None:
         if self._running is not None:
@@ -283,7 +284,7 @@ class SessionServer:
 
     @property
     def last_stderr(self) -> str:
-        return self._stderr.decode("utf-8", "replace")
+        return whole_lines(self._stderr, _LAST_WORDS)
 
     async def send(self, data: bytes) -> None:
         try:
