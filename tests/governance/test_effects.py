@@ -29,8 +29,9 @@ from ringfence.sandbox.tools.toolkit import KIT, PROGRAMS
 from ringfence.store import Store
 from tests import gateways
 from tests.boxing import faked
-from tests.faking import Said, contract, governed
+from tests.faking import Client, Said, contract, governed, make_call
 from tests.making import READ, WRITE, call
+from tests.tooling import until
 
 BOX = Contract(name="run", tool="execute_python", transport=Transport.SANDBOXED_EXEC, mode=Mode.HIGH_RISK)
 RW: Json = {"host": "/srv", "at": "/workspace/srv", "mode": "rw"}
@@ -247,19 +248,20 @@ async def test_a_cancelled_run_in_a_shut_off_box_changed_nothing(
 
 @pytest.mark.anyio
 async def test_a_call_whose_approval_another_call_used_first_never_ran(tmp_path: Path) -> None:
-    said = Said(contracts=(contract("echo", mode="write", approval="always"),), wait=30)
+    said = Said(contracts=(contract("echo", mode="write", approval="always"),), wait=600)
     async with governed(tmp_path, said) as way:
         outcomes: list[Outcome] = []
+        clients = [Client(), Client()]
 
-        async def one() -> None:
-            outcomes.append(await way.call())
+        async def one(client: Client) -> None:
+            outcomes.append(await way.pipeline.handle(make_call(), client))
 
         async with anyio.create_task_group() as group:
-            group.start_soon(one)
-            group.start_soon(one)
-            while not (waiting := way.store.reader().approvals(("pending",))):
-                await anyio.sleep(0.001)
-            approvals.answer(way.store, waiting[0].id, Person("bob"), approve=True)
+            for client in clients:  # the second finds the question of the first, and waits for the same answer
+                group.start_soon(one, client)
+                await until(lambda: client.told)  # noqa: B023 - it is over before there is another
+            (waiting,) = way.store.reader().approvals(("pending",))
+            approvals.answer(way.store, waiting.id, Person("bob"), approve=True)
         ended = sorted((str(each.status), each.facts["effect"]) for each in outcomes)
         assert ended == [("approval_required", "none"), ("success", "confirmed")]
         assert len(way.servers.requests) == 1
