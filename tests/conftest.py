@@ -20,8 +20,10 @@ _measured = coverage.Coverage() if "PYTEST_XDIST_WORKER" in os.environ and "COVE
 if _measured is not None:
     _measured.start()
 
-# A loaded machine is no defect: examples have no deadline.
-settings.register_profile("ringfence", deadline=None, print_blob=True)
+# A loaded machine is no defect: examples have no deadline. They are others in every run, so that few of them do each
+# time; `make thorough` has more.
+settings.register_profile("ringfence", deadline=None, print_blob=True, max_examples=30)
+settings.register_profile("thorough", settings.get_profile("ringfence"), max_examples=1000)
 settings.load_profile("ringfence")
 
 
@@ -49,6 +51,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files come first: at the end, one of them would keep one worker busy and the others idle."""
     order = {tooling.ROOT / "tests" / name: number for number, name in enumerate(_LONGEST)}
     items.sort(key=lambda item: order.get(item.path, len(order)))
+
+
+def pytest_collection_finish() -> None:
+    """The tests themselves stay to the end: the collector need not look at half a million objects again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_unconfigure() -> None:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from hypothesis import settings
 
 from tests import warm
 
@@ -110,6 +111,11 @@ def suites() -> Path:
 def fixture_command(script: str, *arguments: str) -> list[str]:
     """The command of a server under tests/fixtures, on this Python."""
     return [sys.executable, str(FIXTURES / script), *arguments]
+
+
+def examples(times: float) -> int:
+    """So many times as many examples as other tests have, by the profile in force."""
+    return round(times * settings.default.max_examples)
 
 
 _dice = random.SystemRandom()

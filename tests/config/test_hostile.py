@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ringfence import config
 from ringfence.config import draft, schema
 from ringfence.core.errors import ConfigError
+from tests import tooling
 
 VALID = """\
 version: 1
@@ -96,13 +97,13 @@ def test_any_bytes(data: bytes) -> None:
     survives(data.decode("utf-8", "surrogateescape"))
 
 
-@settings(max_examples=300)
+@settings(max_examples=tooling.examples(3))
 @given(st.dictionaries(st.sampled_from(draft.keys_of(schema.ConfigFileTop)), TREES, max_size=4))
 def test_any_tree_under_known_keys(tree: dict[str, object]) -> None:
     survives("\n".join(f"{key}: {spelled(value)}" for key, value in tree.items()))
 
 
-@settings(max_examples=300)
+@settings(max_examples=tooling.examples(3))
 @given(st.data())
 def test_any_value_in_the_place_of_a_right_one(data: st.DataObject) -> None:
     section = data.draw(st.sampled_from([*schema.ENTRIES, *schema.SECTIONS, "rule"]))
@@ -116,7 +117,7 @@ def test_any_value_in_the_place_of_a_right_one(data: st.DataObject) -> None:
         survives(f"{section}: {{x: {spelled(entry)}}}")
 
 
-@settings(max_examples=300)
+@settings(max_examples=tooling.examples(3))
 @given(st.integers(0, len(VALID)), st.integers(0, 20), st.text(max_size=5))
 def test_any_change_of_a_valid_file(at: int, length: int, text: str) -> None:
     changed = VALID[:at] + text + VALID[at + length :]
@@ -126,7 +127,6 @@ def test_any_change_of_a_valid_file(at: int, length: int, text: str) -> None:
         assert all(sentences)
 
 
-@settings(max_examples=100)
 @given(st.permutations(VALID.splitlines()), st.integers(1, 40))
 def test_any_order_of_its_lines(lines: list[str], count: int) -> None:
     survives("\n".join(lines[:count]))

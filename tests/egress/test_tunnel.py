@@ -131,7 +131,7 @@ def test_nothing_leaves_before_the_whole_hello_was_seen(sizes: list[int], cuts: 
 
 
 @given(st.binary(max_size=200) | st.binary(max_size=100).map(lambda tail: HELLO[:80] + tail))
-@settings(max_examples=300)
+@settings(max_examples=tooling.examples(3))
 def test_noise_is_refused_or_waited_for(data: bytes) -> None:
     with contextlib.suppress(BadHello):
         parse_hello(data)
@@ -153,7 +153,7 @@ AT_THE_NAME = st.tuples(st.integers(-24, 14).map(lambda by: HELLO.index(b"exampl
 
 
 @given(CHANGES | st.lists(AT_THE_NAME, min_size=1, max_size=3))
-@settings(max_examples=400)
+@settings(max_examples=tooling.examples(4))
 def test_what_passes_has_the_name_that_a_server_reads(changes: list[tuple[int, int]]) -> None:
     assert heard(HELLO) == ["example.com"]
     changed = bytearray(HELLO)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ringfence.core.errors import Unavailable
 from ringfence.packages.images import rootfs
 from ringfence.packages.inside.layers import LayerError, Layers
+from tests import tooling
 from tests.packages.images import entry, layer
 
 NAMES = st.sampled_from(["a", "b", "c"])
@@ -93,7 +94,7 @@ def _drop(found: dict[str, Any], path: str, *, itself: bool) -> None:
         del found[name]
 
 
-@settings(max_examples=400)
+@settings(max_examples=tooling.examples(4))
 @given(st.lists(st.lists(STEPS, max_size=6), max_size=4))
 def test_layers_are_what_the_specification_says(
     tmp_path_factory: pytest.TempPathFactory, layers: list[list[Any]]
@@ -102,7 +103,6 @@ def test_layers_are_what_the_specification_says(
     assert applied([written(steps, number) for number, steps in enumerate(layers)], keep) == plainly(layers)
 
 
-@settings(max_examples=100)
 @given(
     st.lists(st.tuples(st.text(max_size=8), st.sampled_from([b"0", b"1", b"2", b"3", b"5", b"6"]), st.text(max_size=8)))
 )

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from ringfence.core.errors import Refused
 from ringfence.sandbox.files.archive import TarReader, leads_out
 from ringfence.sandbox.files.workspace import Workspace
+from tests import tooling
 
 MIB = 1024 * 1024
 
@@ -273,7 +274,7 @@ MEMBERS = st.one_of(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=tooling.examples(1.5))
 @given(st.lists(MEMBERS, max_size=8), st.sampled_from([tarfile.PAX_FORMAT, tarfile.GNU_FORMAT]))
 def test_no_archive_reaches_out(tmp_path_factory: pytest.TempPathFactory, members: list, format_: int) -> None:
     base = tmp_path_factory.mktemp("any")
