@@ -20,8 +20,11 @@ _RESUMED = re.compile(r"<\.\.\. (?P<name>\w+) resumed>(?P<rest>.*)")
 
 
 @contextmanager
-def traced(pid: int, arguments: Sequence[str]) -> Iterator[None]:
-    """Trace every thread of a process while the block lasts; the test is skipped where that is not allowed."""
+def traced(pid: int, arguments: Sequence[str], patience: float = tooling.PATIENCE) -> Iterator[None]:
+    """Trace every thread of a process while the block lasts; the test is skipped where that is not allowed.
+
+    `patience`: when it has not let go of the process by then, the tracer is killed, and what it wrote may be cut short.
+    """
     command = [str(tooling.need("strace")), "-f", *arguments, "-p", str(pid)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as tracer:
         assert tracer.stderr is not None
@@ -33,10 +36,11 @@ def traced(pid: int, arguments: Sequence[str]) -> Iterator[None]:
         try:
             yield
         finally:
-            # It lets a living process go on; over a dead one it may wait for ever for the last thread.
+            # It lets a living process go on; over a dead one it may wait for ever for the last thread. Over a living
+            # one, too, now and then: the kernel lets the process go on when its tracer is killed.
             tracer.send_signal(signal.SIGINT if tooling.alive(pid) else signal.SIGKILL)
             try:
-                tracer.communicate(timeout=120)
+                tracer.communicate(timeout=patience)
             except subprocess.TimeoutExpired:
                 tracer.kill()
 
@@ -47,7 +51,7 @@ def failing(pid: int, paths: Sequence[Path], *faults: str) -> Iterator[None]:
     calls = ",".join(fault.partition(":")[0] for fault in faults)
     inject = [word for fault in faults for word in ("-e", f"inject={fault}")]
     where = [word for path in paths for word in ("-P", str(path))]
-    with traced(pid, ["-o", "/dev/null", "-e", f"trace={calls}", *inject, *where]):
+    with traced(pid, ["-o", "/dev/null", "-e", f"trace={calls}", *inject, *where], patience=15.0):
         yield
 
 
