@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup run test quick bench hosts lint clean
+.PHONY: help setup tools run test quick thorough bench hosts lint clean
 
 # Tests run in this many processes: one more than two cores, because some of them wait.
 JOBS ?= 3
@@ -15,6 +15,7 @@ help:
 	@echo "make run     start a gateway with demo contracts"
 	@echo "make test    lint, types, layers, and all tests (installs test tools into .tools)"
 	@echo "make quick   lint, types, layers, and the tests that need no box, server or browser"
+	@echo "make thorough the tests with generated examples, with thirty times as many of them"
 	@echo "make bench   measure what the gateway costs"
 	@echo "make hosts   try it in guests under QEMU, which takes hours; one of them: make hosts GUEST=debian12-arm64"
 	@echo "make lint    lint, types and layers only"
@@ -26,10 +27,20 @@ setup:
 run: setup
 	@exec .venv/bin/ringfence serve --demo
 
+# What tests need: the tools of others, and the tests themselves compiled, once and not by each worker for itself.
+tools: setup
+	@scripts/setup --tests
+
+.tools/collected: $(shell find tests -name '*.py') | setup
+	@mkdir -p .tools
+	@$(PYTHON) -m pytest --collect-only -qq >$@.now || { cat $@.now; exit 1; }
+	@mv $@.now $@
+
+# Lint, types and layers are checked while tools are fetched and tests compiled.
 # The coverage table stands before pytest's last line, so that a log ends with what counts.
 test:
-	@scripts/setup --tests
-	@$(MAKE) --no-print-directory lint
+	@scripts/setup
+	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target lint tools .tools/collected
 	@mkdir -p .tools && rm -f .coverage .coverage.*
 	@core=$$($(PYTHON) -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")'); \
 		COVERED=1 COVERAGE_CORE=$$core $(PYTHON) -m pytest -n $(JOBS) | tee .tools/pytest.log
@@ -41,6 +52,9 @@ QUICK := tests/core tests/config tests/audit tests/secrets tests/front tests/tes
 
 quick: lint
 	@$(PYTHON) -m pytest -q -n $(JOBS) $(QUICK)
+
+thorough: setup
+	@$(PYTHON) -m pytest -q -n $(JOBS) -m hypothesis --hypothesis-profile thorough
 
 bench: setup
 	@.venv/bin/ringfence bench

@@ -33,18 +33,25 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 _LONGEST = (
+    "docs/test_servers.py",
     "doctor/test_placement.py",
     "durability/test_kill.py",
-    "doctor/test_kept.py",
-    "docs/test_servers.py",
     "compose/test_packages.py",
-    "test_othersystem.py",
-    "mcp/test_conformance.py",
+    "doctor/test_kept.py",
     "cli/init/test_images.py",
+    "mcp/test_conformance.py",
+    "durability/test_faults.py",
     "doctor/test_inimage.py",
     "suites/test_suites.py",
+    "test_othersystem.py",
+    "durability/test_race.py",
+    "durability/test_restart.py",
+    "docs/test_platform.py",
+    "packages/test_images.py",
+    "packages/test_real_images.py",
 )
-"""Files of tests that take a minute and more."""
+"""Files of tests that take half a minute and more. Those that wait for what they fetch stand between those that
+compute: several of the latter at once would take each other's time, and cases of the doctor would be tried again."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
