@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -11,8 +12,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import anyio
 import pytest
 
+from ringfence.cli import serve
 from tests import gateways, tooling
 from tests.gateways import Body, Served, ringfence, run
 
@@ -37,6 +40,18 @@ def configured(folder: Path) -> Path:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with gateways.serve(configured(tmp_path_factory.mktemp("serve"))) as served:
         yield served
+
+
+@pytest.mark.anyio
+async def test_a_terminal_that_is_gone_or_stands_still_ends_no_gateway(caplog: pytest.LogCaptureFixture) -> None:
+    reader, writer = os.pipe()
+    with contextlib.suppress(BrokenPipeError), os.fdopen(writer, "w") as terminal:
+        with anyio.move_on_after(0.2) as given_up:
+            await serve._tell("x" * 1_000_000, terminal)
+        os.close(reader)
+        assert given_up.cancelled_caught, "the loop went on"
+        await serve._tell("a call waits", terminal)
+    assert "a call waits" in caplog.text
 
 
 # ── Starting ──────────────────────────────────────────────────────────────────────────────────────

@@ -11,11 +11,13 @@ import signal
 import socket
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
 import anyio
 import anyio.abc
+import anyio.to_thread
 import typer
 
 from ringfence import config, identity
@@ -223,7 +225,7 @@ async def _narrate(app: App, demo: bool, file: TextIO) -> None:
         for approval in waiting:
             if approval.id not in asked:
                 answer = f"{_own_command()} approvals approve {approval.id}{place}"
-                print(f"A call to {safe(approval.tool)} needs an approval: {answer}", file=file, flush=True)
+                await _tell(f"A call to {safe(approval.tool)} needs an approval: {answer}", file)
         asked = {approval.id for approval in waiting}
         if not demo:
             continue
@@ -234,4 +236,12 @@ async def _narrate(app: App, demo: bool, file: TextIO) -> None:
             call = record.body.get("call") or {}
             if call.get("kind") != "server" and record.call_id is not None:
                 said = summary([r.body for r in store.reader().story(record.call_id)])
-                print(f"{record.call_id}: {safe(said)}", file=file, flush=True)
+                await _tell(f"{record.call_id}: {safe(said)}", file)
+
+
+async def _tell(text: str, file: TextIO) -> None:
+    """In a thread: a reader that stands still must not stop the gateway, and one that is gone must not end it."""
+    try:
+        await anyio.to_thread.run_sync(partial(print, text, file=file, flush=True), abandon_on_cancel=True)
+    except OSError as exc:
+        log.warning("the terminal could not be told: %s (%s)", exc.strerror, text)

@@ -35,13 +35,13 @@ class IdempotencyKey:
 
 
 @dataclass(slots=True)
-class Patience:
+class KeyWait:
     """For how long one call waits for others, however many of them have its key one after the other."""
 
     left: float
 
     @classmethod
-    def of(cls, contract: Contract) -> Patience:
+    def of(cls, contract: Contract) -> KeyWait:
         return cls(contract.timeout_seconds + _GRACE_SECONDS)
 
 
@@ -73,7 +73,7 @@ class IdempotencyKeys:
         # The name may be an argument, so it is kept as a digest, which also bounds its length.
         return IdempotencyKey(f"{call.principal.key}/{contract.name}", canonical.digest(name), digest)
 
-    async def earlier(self, key: IdempotencyKey, call: Call, patience: Patience) -> tuple[str, Json] | None:
+    async def earlier(self, key: IdempotencyKey, call: Call, patience: KeyWait) -> tuple[str, Json] | None:
         """The id and outcome of an earlier call under this key; None if there was none. While that call runs, this one
         waits: no rate counts it yet, so there are places for a few."""
         row = self._row(key)

@@ -136,7 +136,7 @@ class Pipeline:
         await self._judge(rules, state, contract)  # 4 policy
         call = state.call  # as it goes on
         key = state.key = self._key(rules, state, contract)  # 5 once
-        patience = idempotency.Patience.of(contract)
+        patience = idempotency.KeyWait.of(contract)
         if key is not None:
             replayed = await self._earlier(rules, state, key, patience)
             if replayed is not None:
@@ -367,7 +367,7 @@ class Pipeline:
         return self._once.key(state.call, contract, digest, see)
 
     async def _earlier(
-        self, rules: Rulebook, state: CallState, key: IdempotencyKey, patience: idempotency.Patience
+        self, rules: Rulebook, state: CallState, key: IdempotencyKey, patience: idempotency.KeyWait
     ) -> Outcome | None:
         """The outcome of an earlier call under this key, for which it waits; None if there was none."""
         found = await self._once.earlier(key, state.call, patience)
@@ -399,7 +399,7 @@ class Pipeline:
         state: CallState,
         contract: Contract,
         key: IdempotencyKey | None,
-        patience: idempotency.Patience,
+        patience: idempotency.KeyWait,
         channel: Channel,
     ) -> Grant | Outcome:
         """The grant; or, where another call took the key meanwhile, the outcome of that call."""
