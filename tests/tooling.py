@@ -115,7 +115,7 @@ def fixture_command(script: str, *arguments: str) -> list[str]:
 
 def examples(times: float) -> int:
     """So many times as many examples as other tests have, by the profile in force."""
-    return round(times * settings.default.max_examples)
+    return round(times * settings().max_examples)
 
 
 _dice = random.SystemRandom()

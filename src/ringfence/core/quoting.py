@@ -15,6 +15,6 @@ def quoted(value: object, most: int = 80, form: Callable[[str], str] = repr) -> 
     return form(text) if len(text) <= most else f"… ({len(text)} characters)"
 
 
-def whole_lines(tail: bytes, most: int) -> str:
+def whole_lines(tail: bytes | bytearray, most: int) -> str:
     """The end of a stream, of which the last `most` bytes were kept, without the line that this has cut."""
     return (tail if len(tail) < most else tail.partition(b"\n")[2]).decode("utf-8", "replace")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ringfence.core.box import BoxReport
-from ringfence.core.model import Json
+from ringfence.core.model import Json, Recheck, always
 from ringfence.core.sessions import (
     CellReport,
     CellRequest,
@@ -71,9 +71,11 @@ class Isolating(Parrot):
     isolations: dict[str, Json] = field(default_factory=dict)
     deaf: list[bool] = field(default_factory=list)
 
-    async def run(self, owner: Owner, id: str, request: CellRequest, tell: Tell, shown: OnShown) -> StepReport:
+    async def run(
+        self, owner: Owner, id: str, request: CellRequest, tell: Tell, shown: OnShown, recheck: Recheck = always
+    ) -> StepReport:
         self.deaf.append(tell is discard_output and shown is discard_value)
-        report = await super().run(owner, id, request, tell, shown)
+        report = await super().run(owner, id, request, tell, shown, recheck)
         told = self.isolations.setdefault(id, {"backend": "parrot", "of": id, "protections": {"a": {"on": True}}})
         return replace(report, cell=replace(report.cell, report=replace(report.cell.report, isolation=told)))
 
