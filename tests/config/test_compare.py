@@ -204,6 +204,15 @@ def test_a_server_command_or_environment_may_not_change_and_values_are_not_shown
     assert "hunter" not in sentence
 
 
+def test_a_contract_of_our_own_tool_that_goes_leaves_the_usual_one() -> None:
+    own = "execute_python: {transport: sandboxed_exec, mode: write, approval: always}"
+    text = "version: 1\ncapabilities: {CAPABILITIES}\npolicy: {preset: standard}\n"
+    old, new = (config.loads(text.replace("CAPABILITIES", each), file="f", base=BASE) for each in (own, ""))
+    (sentence,) = told(old, new)
+    assert "'execute_python' is gone" in sentence
+    assert told(old, old) == []
+
+
 def test_servers_come_and_go() -> None:
     more = build(more_servers=", t: {url: 'https://h/mcp'}", capability={"server": "s"})
     assert told(build(), more) == ["server 't' is new"]

@@ -75,6 +75,13 @@ def test_pictures_stay_and_a_drawing_that_is_too_long_is_named() -> None:
     ]
 
 
+def test_texts_of_resources_count_with_the_others() -> None:
+    resource = {"type": "resource", "resource": {"uri": "x:y", "mimeType": "text/plain", "text": "r" * 300}}
+    result = shortened({"content": [{"type": "text", "text": "t" * 300}, *[resource] * 150]}, 1000, structured=False)
+    shown = [block["resource"]["text"] if block["type"] == "resource" else block["text"] for block in result["content"]]
+    assert sum(map(len, shown)) <= 1000 + len("… 200 more texts left out …")
+
+
 def test_the_structured_content_of_a_server_is_its_own() -> None:
     result = shortened({"content": [], "structuredContent": {"stdout": "x" * 5000}}, 1000, structured=False)
     assert result["structuredContent"] == {"stdout": "x" * 5000}

@@ -160,3 +160,11 @@ def test_many_marks_on_one_character_cost_no_more_than_their_number(marks: str) 
     assert folded.startswith("rm rm ") and folded.endswith(" -rf")
     few = "a" + marks * 14
     assert invisible.folded(few) == unicodedata.normalize("NFKC", few)
+
+
+@pytest.mark.parametrize("opener", ["\x9d", "\x90", "\x1b]", "\x9b", "\x1b[", "\x9b0", "\x1b]\x9d"])
+def test_strings_that_never_end_cost_no_more_than_their_length(opener: str) -> None:
+    # By the square of it, this would take minutes.
+    clean, gone = invisible.without_controls(opener * 300_000 + "z")
+    assert clean.isprintable() and gone >= 300_000
+    assert invisible.without_controls(f"a\x9db{opener}c\x07d")[0].endswith("d")

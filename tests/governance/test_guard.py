@@ -591,8 +591,9 @@ def test_whatever_comes_in_comes_out_clean_and_only_once_changed(structured: Any
 def test_a_server_s_text_is_shortened_where_its_contract_says_so() -> None:
     long = text_result("a" * 5_000 + "b" * 5_000)
     assert inspect(long).result is long
-    shown = inspect(long, policy(max_chars=1000)).result
-    assert shown is not None
+    guarded = inspect(long, policy(max_chars=1000))
+    shown = guarded.result
+    assert shown is not None and guarded.shortened and not inspect(long).shortened
     (block,) = shown["content"]
     assert len(block["text"]) <= 1000 and block["text"].startswith("aaa") and block["text"].endswith("bbb")
 

@@ -42,10 +42,9 @@ def shortened(result: Json, most: int, *, structured: bool) -> Json:
     most = max(most, _LEAST)
     blocks = result.get("content") or []
     blocks = _fewer(blocks, most)
-    texts = [block["text"] for block in blocks if _is_text(block)]
-    room = share([len(text) for text in texts], most)
+    room = share([len(text) for text in map(_text_of, blocks) if text is not None], most)
     out = result if blocks is (result.get("content") or blocks) else {**result, "content": blocks}
-    less = [_shortened_block(block, room, most) for block in blocks]
+    less = [_shortened_block(block, room) for block in blocks]
     if any(new is not old for new, old in zip(less, blocks, strict=True)):
         out = {**out, "content": less}
     own = result.get("structuredContent")
@@ -58,28 +57,33 @@ def shortened(result: Json, most: int, *, structured: bool) -> Json:
 
 def _fewer(blocks: list[Any], most: int) -> list[Any]:
     """No more texts than can each have something said of them; a last one says how many are missing."""
-    texts = [place for place, block in enumerate(blocks) if _is_text(block)]
+    lengths = {place: len(text) for place, block in enumerate(blocks) if (text := _text_of(block)) is not None}
     count = most // _LEAST
-    if len(texts) <= count or sum(len(blocks[place]["text"]) for place in texts) <= most:
+    if len(lengths) <= count or sum(lengths.values()) <= most:
         return blocks
-    gone = set(texts[count - 1 :])
+    gone = set([*lengths][count - 1 :])
     kept = [block for place, block in enumerate(blocks) if place not in gone]
     return [*kept, {"type": "text", "text": f"… {len(gone)} more texts left out …"}]
 
 
-def _shortened_block(block: Any, room: int, most: int) -> Any:
-    if _is_text(block):
-        return block if len(block["text"]) <= room else {**block, "text": excerpt(block["text"], room)}
-    inside = block.get("resource") if isinstance(block, dict) else None
-    text = inside.get("text") if isinstance(inside, dict) else None
-    if not isinstance(inside, dict) or not isinstance(text, str) or len(text) <= most:
+def _shortened_block(block: Any, room: int) -> Any:
+    text = _text_of(block)
+    if text is None or len(text) <= room:
         return block
+    if block.get("type") == "text":
+        return {**block, "text": excerpt(text, room)}
+    inside = block["resource"]
     what = inside.get("mimeType") or inside.get("uri")  # half of a drawing is none
-    return {"type": "text", "text": f"[{what}, {len(text)} characters: too long to be shown]"}
+    return {"type": "text", "text": excerpt(f"[{what}, {len(text)} characters: too long to be shown]", room)}
 
 
-def _is_text(block: Any) -> bool:
-    return isinstance(block, dict) and block.get("type") == "text" and isinstance(block.get("text"), str)
+def _text_of(block: Any) -> str | None:
+    """What a model reads of a block: its text, or that of the resource in it."""
+    if not isinstance(block, dict):
+        return None
+    holder = block if block.get("type") == "text" else block.get("resource")
+    text = holder.get("text") if isinstance(holder, dict) else None
+    return text if isinstance(text, str) else None
 
 
 def _shortened_own(structured: Json, most: int) -> Json:

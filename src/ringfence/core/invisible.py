@@ -55,8 +55,9 @@ _RUN = re.compile(f"[{IGNORABLE}]+")
 _SUSPECT = re.compile(f"[{CONTROLS}{IGNORABLE}]")
 _CONTROL = re.compile(f"[{CONTROLS}]")
 _SEQUENCE = re.compile(
-    "(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]"  # a terminal's control sequence
-    "|(?:\x1b[\\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\\\|\x9c)"  # a string for the terminal
+    "(?:\x1b\\[|\x9b)[0-?]*+[ -/]*+[@-~]"  # a terminal's control sequence
+    # A string for the terminal. What begins one cannot stand in another: each would be searched to the end of the text.
+    "|(?:\x1b[\\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\x9d\x90\x98\x9e\x9f]*+(?:\x07|\x1b\\\\|\x9c)"
     f"|\x1b[@-Z\\\\-_]|[{CONTROLS}]"
 )
 

@@ -71,6 +71,8 @@ class Ending:
     """The HTTP status, where that is all that its server said: it proves nothing."""
     replayed: bool = False
     """Its outcome is that of an earlier call under the same key."""
+    shortened: bool = False
+    """Of its result, texts were cut to what the contract lets a model have."""
     lasts: Literal["call", "server"] | None = None
     """What it changed is in the box of its server alone, and gone when this ends."""
 
@@ -155,7 +157,7 @@ def _of_server(ending: Ending) -> Json:
             "stdout_bytes": None,
             "stderr_bytes": None,
             "sha256": _sha256(ending) if ending.result is not None else None,
-            "truncated": False,
+            "truncated": ending.shortened,
         },
         "denials": None if ran else {},
     }

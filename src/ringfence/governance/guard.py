@@ -91,6 +91,8 @@ class Guarded:
     """The canonical form of `result`, which was needed here anyway."""
     secrets: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
     """Which secrets were removed, for the audit log alone."""
+    shortened: bool = False
+    """Whether texts were cut to what the contract lets a model have."""
 
 
 @dataclass(slots=True)
@@ -104,6 +106,7 @@ class _Item:
     hits: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
     problem: tuple[str, str] | None = None
     """Reason code and text, which may hold names that the tool chose."""
+    shortened: bool = False
 
     @property
     def complete(self) -> bool:
@@ -178,7 +181,16 @@ class Guard:
             return Guarded(result, None, dict(item.hits), len(encoded), trust, encoded=encoded)
         kept = canonical.dumps(item.result)
         seen = item.hits.secrets if isinstance(item.hits, _RuleHits) else _NOTHING
-        return Guarded(item.result, None, dict(item.hits), len(encoded), trust, encoded=kept, secrets=seen)
+        return Guarded(
+            item.result,
+            None,
+            dict(item.hits),
+            len(encoded),
+            trust,
+            encoded=kept,
+            secrets=seen,
+            shortened=item.shortened,
+        )
 
     def message(self, text: str, contract: Contract | None = None, most: int = MESSAGE_CHARACTERS) -> GuardedText:
         """A text of ours or of a server's, fit to be shown, and no more of it than `most` characters."""
@@ -346,7 +358,8 @@ class Guard:
         own = item.contract.transport is Transport.SANDBOXED_EXEC
         if most is None or len(item.encoded) <= most or (own and item.contract.tool not in toolkit.PROGRAMS):
             return  # our tools that read files give them page by page
-        item.result = excerpt.shortened(item.result, most, structured=own)
+        whole, item.result = item.result, excerpt.shortened(item.result, most, structured=own)
+        item.shortened = item.result is not whole
 
     def _unforged(self, item: _Item) -> None:
         # First, while what hides in a key has not been escaped: it is ours if it would look like one of ours.

@@ -112,6 +112,8 @@ class CallState:
     """The digest of the snapshot that a session is opened from, where a person is asked."""
     encoded_result: bytes | None = None
     """The guarded result's canonical form."""
+    shortened: bool = False
+    """Whether the result was cut for a model."""
     about: Json | None = None
     """What *started* said; *finished* says it again."""
     left_behind: Json = field(default_factory=dict)

@@ -613,6 +613,7 @@ class Pipeline:
         guarded = await self._guard.inspected(grant.contract, grant.definition, answer.result)
         state.add_redactions(guarded.redactions, guarded.secrets)
         state.encoded_result = guarded.encoded
+        state.shortened = guarded.shortened
         if guarded.problem is not None:
             code, text = guarded.problem
             return Outcome(Status.FAILED, code, text, trust=guarded.trust)
@@ -727,6 +728,7 @@ class Pipeline:
                 network=state.network,
                 answered=state.answered,
                 replayed=state.replayed_from is not None,
+                shortened=state.shortened,
                 lasts=state.lasts,
             )
         )
