@@ -183,6 +183,7 @@ def test_a_call_under_way_is_listed(tmp_path: Path) -> None:
     with tooling.start_process(command) as started:
         while not (rows := _running(tmp_path)):
             assert started.process.poll() is None, started.output()
+            time.sleep(0.02)
         shown = run("audit", "list", "--config", path).stdout
         assert rows[0] in shown.splitlines()[0] and "running" in shown.splitlines()[0]
         refused = run("audit", "erase", rows[0], "--config", path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -255,6 +256,7 @@ def test_an_interrupted_caller_leaves_a_cancelled_call(served: gateways.Served) 
     with tooling.start_process(command) as started:
         while len(gateways.records(served.state, kind="started")) == before:
             assert started.process.poll() is None, started.output()
+            time.sleep(0.02)
         started.process.send_signal(2)
         assert started.process.wait(60) == 130
     call = gateways.records(served.state, kind="started")[-1]["call"]["id"]
