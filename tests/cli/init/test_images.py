@@ -55,7 +55,7 @@ def taken(project: Path, *names: str) -> str:
     """What was said when these servers were taken over."""
     accepted = [word for name in names for word in ("--yes", name)]
     accepted += ["--plain", "LEVEL"]
-    done = gateways.run("init", "--from", project / ".mcp.json", *accepted, cwd=project, timeout=120)
+    done = gateways.run("init", "--from", project / ".mcp.json", *accepted, cwd=project)
     assert done.returncode == 0, done.stderr
     assert "did not start" not in done.stdout, done.stderr
     return done.stdout + done.stderr
@@ -104,7 +104,7 @@ def test_an_image_is_checked_at_each_start_and_can_be_fetched_again(registry: Re
     assert "not what was fetched" in json.dumps(called(project, "look", path="/app/server.py"))
     shutil.rmtree(tree.parents[1])
     assert "ringfence init --fetch" in json.dumps(called(project, "look", path="/app/server.py"))
-    done = gateways.run("init", "--fetch", cwd=project, timeout=120)
+    done = gateways.run("init", "--fetch", cwd=project)
     assert (done.stdout, done.returncode) == ("small: as it was pinned\n", 0), done.stderr
 
 
@@ -135,7 +135,7 @@ def test_one_image_does_not_take_the_others_along(project: Path, monkeypatch: py
         images_["nowhere"] = {"command": "docker", "args": ["run", "-w", "", f"{fake.host}/it:named"]}
         client_file(project, plain={"command": sys.executable, "args": [str(project / "server.py")]}, **images_)
         accepted = [word for name in ("plain", *images_) for word in ("--yes", name)]
-        done = gateways.run("init", "--from", project / ".mcp.json", *accepted, cwd=project, timeout=120)
+        done = gateways.run("init", "--from", project / ".mcp.json", *accepted, cwd=project)
     assert done.returncode == 0, done.stderr
     servers = config.load(project / "ringfence.yaml").servers
     assert servers.keys() == {"plain", "named"}, done.stderr
