@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence.core.box import BoxReport
+from ringfence.sandbox.servers import startup_diagnosis
 from ringfence.sandbox.servers.startup_diagnosis import diagnose, explain, explain_to_callers
 
 ENDED = BoxReport("exited", 1)
@@ -97,3 +98,11 @@ def test_callers_are_told_of_limits_and_networks() -> None:
         "desk", BoxReport("exited", 1), "getaddrinfo ENOTFOUND api.example.org"
     )
     assert explain_to_callers("desk", BoxReport("exited", 1), "Traceback") == ""
+
+
+@pytest.mark.parametrize("row", ["/", "(/", "/a", "https://", "ENOTFOUND "])
+def test_a_long_row_costs_no_more_than_its_length(row: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(startup_diagnosis, "_READ_CHARACTERS", 1_000_000)  # by the square of it, this takes days
+    text = row * (500_000 // len(row))
+    diagnose(ENDED, text)
+    assert explain_to_callers("s", ENDED, f"{text}\ncat: /nowhere: No such file or directory") != ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Literal
 
 from ringfence.core.box import BoxReport
@@ -17,19 +18,22 @@ from ringfence.core.record import dataclass
 Kind = Literal["path", "network", "memory", "processes", "disk", "call"]
 _MOST = 5
 _READ_CHARACTERS = 16_384
-_PATH = r"['\"`]?(/[^\s'\"`:,;)\]}]+)"
+_IN_PATH = r"[^\s'\"`:,;)\]}]"
+_PATH = rf"['\"`]?(/{_IN_PATH}+)"
+_LONGEST_PATH = 4096
+_BACKWARDS = re.compile(f"{_IN_PATH}*+")
 _ABSENT = (
     re.compile(r"No such file or directory:? " + _PATH),
     re.compile(r"ENOENT: no such file or directory, \w+ " + _PATH),
     re.compile(r"(?:Cannot find module|ERR_MODULE_NOT_FOUND\S*:?) " + _PATH),
     re.compile(r"(?:can't open file|cannot access|cannot open|does not exist:?|not found:?) " + _PATH),
-    re.compile(_PATH + r"['\"`]?:? (?:No such file or directory|does not exist|not found|is not a directory)"),
 )
+_AFTER_ABSENT = re.compile(r"['\"`]?:? (?:No such file or directory|does not exist|not found|is not a directory)")
 _UNWRITABLE = (
     re.compile(r"(?:Read-only file system|Permission denied):? " + _PATH),
     re.compile(r"(?:EROFS|EACCES|EPERM): [\w -]+, \w+ " + _PATH),
-    re.compile(_PATH + r"['\"`]?:? (?:Read-only file system|Permission denied)"),
 )
+_AFTER_UNWRITABLE = re.compile(r"['\"`]?:? (?:Read-only file system|Permission denied)")
 _HOST = r"([A-Za-z0-9][A-Za-z0-9.-]*\.[A-Za-z]{2,})"
 _UNREACHED = (
     re.compile(r"(?:ENOTFOUND|EAI_AGAIN) " + _HOST),
@@ -76,16 +80,14 @@ def _of_limits(report: BoxReport) -> Iterator[MissingGrant]:
 
 
 def _of_words(stderr: str) -> Iterator[MissingGrant]:
-    for pattern in _UNWRITABLE:
-        for match in pattern.finditer(stderr):
-            path = _folder_of(match[1])
-            if path is not None:
-                yield _mount(f"to write to {path}", path, "rw")
-    for pattern in _ABSENT:
-        for match in pattern.finditer(stderr):
-            path = _on_the_host(match[1])
-            if path is not None:
-                yield _mount(f"to see {path}", path, "ro")
+    for named in _paths(stderr, _UNWRITABLE, _AFTER_UNWRITABLE):
+        path = _folder_of(named)
+        if path is not None:
+            yield _mount(f"to write to {path}", path, "rw")
+    for named in _paths(stderr, _ABSENT, _AFTER_ABSENT):
+        path = _on_the_host(named)
+        if path is not None:
+            yield _mount(f"to see {path}", path, "ro")
     if _NO_NETWORK.search(stderr):
         hosts = dict.fromkeys(match[1] for pattern in _UNREACHED for match in pattern.finditer(stderr))
         named = ", ".join(f'"{host}:443"' for host in list(hosts)[:_MOST] or ["HOST"])
@@ -94,6 +96,19 @@ def _of_words(stderr: str) -> Iterator[MissingGrant]:
         yield MissingGrant(
             "network", text, line, " ".join(f"--allow {host}:443" for host in list(hosts)[:_MOST] or ["HOST"])
         )
+
+
+def _paths(stderr: str, before: Iterable[re.Pattern[str]], after: re.Pattern[str]) -> Iterator[str]:
+    """The paths that stand behind some words, and before others."""
+    for pattern in before:
+        yield from (match[1] for match in pattern.finditer(stderr))
+    for match in after.finditer(stderr):
+        # Read backwards from the words: a search for what may be a path begins anew at each slash of a row of them.
+        ahead = stderr[max(0, match.start() - _LONGEST_PATH) : match.start()]
+        found = _BACKWARDS.match(ahead[::-1])
+        _, slash, rest = (found[0][::-1] if found else "").partition("/")
+        if rest:
+            yield slash + rest
 
 
 def _mount(what: str, path: str, mode: str) -> MissingGrant:
@@ -130,5 +145,6 @@ def explain_to_callers(name: str, report: BoxReport, stderr: str) -> str:
     know, and what is said here must not depend on it."""
     found = [want for want in diagnose(report, stderr) if want.kind != "path"]
     said = stderr[-_READ_CHARACTERS:]
-    files = any(pattern.search(said) for pattern in (*_ABSENT, *_UNWRITABLE))
+    wanted = chain(_paths(said, _ABSENT, _AFTER_ABSENT), _paths(said, _UNWRITABLE, _AFTER_UNWRITABLE))
+    files = next(wanted, None) is not None
     return "; ".join(filter(None, (explain(name, found), _FILES if files else "")))
