@@ -300,6 +300,8 @@ async def test_a_call_that_is_taken_back_while_it_runs_is_on_record_once(tmp_pat
         ("prompts/get", {"name": "greet", "arguments": ["x"]}),
         ("prompts/get", {"name": "greet", "arguments": "x"}),
         ("prompts/get", {"name": "greet", "_meta": "x"}),
+        ("prompts/get", {"name": "greet", "_meta": []}),
+        ("resources/read", {"uri": PUBLIC, "inputResponses": 0}),
         ("resources/read", {"uri": PUBLIC, "inputResponses": ["x"]}),
     ],
 )

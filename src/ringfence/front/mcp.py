@@ -451,7 +451,7 @@ async def _settled() -> None:
 
 def _shape_problem(params: Mapping[str, Any]) -> str | None:
     """What is no object is not left out either: its sender may rely on it."""
-    bad = [name for name in ("_meta", "inputResponses") if not isinstance(params.get(name) or {}, dict)]
+    bad = [name for name in ("_meta", "inputResponses") if not isinstance(params.get(name), dict | None)]
     return f"{bad[0]} must be an object" if bad else None
 
 

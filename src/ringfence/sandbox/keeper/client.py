@@ -199,10 +199,15 @@ class GrantedClient(KeeperClient):
         self._recheck: Recheck | None = recheck
 
     async def _ask(self, verb: Verb, given: dict[str, Any], recheck: Recheck | None = None) -> Any:
-        recheck = self._recheck
-        if not verb.only_reads:
-            self._recheck = None  # what a call has begun it may finish
-        return await self._client._ask(verb, given, recheck)
+        begun = not verb.only_reads
+        try:
+            return await self._client._ask(verb, given, self._recheck)
+        except RingfenceError as exc:
+            begun = begun and not exc.nothing_begun
+            raise
+        finally:
+            if begun:
+                self._recheck = None  # what a call has begun it may finish
 
     def _stream(self, verb: Verb, given: dict[str, Any]) -> AsyncIterator[Any]:
         return self._client._stream(verb, given)
