@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 import pytest
 
 from ringfence.core.box import BoxSpec, Limits, Program, Stream
-from ringfence.core.errors import OutcomeUnknown, Unavailable
+from ringfence.core.errors import OutcomeUnknown, Refused, Unavailable
+from ringfence.core.model import Status
 from ringfence.core.sessions import Cell, Command, StaySpec
 from ringfence.sandbox.process import run as running
 from ringfence.sandbox.process.backend import ProcessBackend
@@ -51,6 +52,18 @@ async def test_a_zygote_that_cannot_be_started_ran_nothing(
         with pytest.raises(Unavailable, match="Too many open files"):
             await backend.open(StaySpec())
     assert (await backend.run(NOTHING)).exit_status == 0, "and the next one runs"
+
+
+async def test_a_program_that_may_not_begin_any_more_when_its_box_is_there_does_not(backend: ProcessBackend) -> None:
+    told: list[bytes] = []
+
+    async def tightened() -> None:
+        raise Refused(Status.DENIED, "rules_changed", "no")
+
+    with pytest.raises(Refused) as problem:
+        await backend.run(BoxSpec(Program("python", b"print(1)")), lambda _, data: told.append(data), tightened)
+    assert problem.value.nothing_begun and told == []
+    assert (await backend.run(NOTHING)).exit_status == 0
 
 
 async def test_a_run_that_fails_in_our_hands_after_its_order_may_have_run(

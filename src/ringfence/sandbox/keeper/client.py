@@ -121,7 +121,7 @@ class KeeperClient(SessionService):
     # ── Requests ──
 
     def granted(self, recheck: Recheck) -> KeeperClient:
-        return GrantedClient(self, recheck)
+        return GrantedClient.of(self, recheck)
 
     async def _ask(self, verb: Verb, given: dict[str, Any], recheck: Recheck | None = None) -> Any:
         recheck = recheck or given.get(verb.recheck or "")
@@ -197,6 +197,10 @@ class GrantedClient(KeeperClient):
     def __init__(self, client: KeeperClient, recheck: Recheck) -> None:
         self._client = client
         self._recheck: Recheck | None = recheck
+
+    @classmethod
+    def of(cls, client: KeeperClient, recheck: Recheck) -> Self:
+        return cls(client, recheck)
 
     async def _ask(self, verb: Verb, given: dict[str, Any], recheck: Recheck | None = None) -> Any:
         begun = not verb.only_reads
