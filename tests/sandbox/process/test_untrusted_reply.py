@@ -191,6 +191,38 @@ def test_what_contradicts_itself_is_nonsense(conversation: tuple[bytes, ...]) ->
     assert fed(*conversation).broken
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"\n".join([b'{"id":0}'] * 7000),
+        b"\n".join([b'{"t":"done","id":0,"ok":true}'] * 2000),
+        text(t="done", id=0, ok=[0] * 20_000),
+        text(t="result", id=4, data={"text/plain": "x"}, main=[0] * 20_000),
+        text(t="result", data={"text/plain": "x"}, more=[0] * 20_000),
+        text(t="done", ok=True, more=[{}] * 15_000),
+    ],
+)
+def test_whatever_is_said_is_charged_for_so_that_the_work_of_reading_it_is_bounded(message: bytes) -> None:
+    """Claims of a cell that is over, too, and fields that nobody reads."""
+    claims = Claims(5)
+    said = 0
+    while claims.broken is None and not claims.done and said < 10 * 1024 * 1024:
+        claims.feed(message)
+        said += len(message)
+    assert claims.broken
+    assert said <= 1024 * 1024
+
+
+def test_a_text_that_comes_byte_by_byte_is_charged_for_its_pieces() -> None:
+    claims = fed(text(t="result", data={}, parts=[["a/b", 4_000_000]]))
+    pieces = 0
+    while claims.broken is None and pieces < 200_000:
+        claims.feed(b"+x")
+        pieces += 1
+    assert claims.broken
+    assert pieces < 100_000
+
+
 def test_memory_stays_bounded_whatever_is_said() -> None:
     small = text(t="result", data={f"a/{number}": "" for number in range(60)})
     tall = text(t="result", data={"a/b": "x" * 30_000 + "\U0001f600"})

@@ -150,6 +150,8 @@ class ProgramRun:
         wall = (time.monotonic() - self._began) * 1000.0
         how, status, number, limit = self._termination(ended, watch)
         files, skipped = await self._files()
+        cell = self.spec.program.cell
+        values = await shown.by_program(self.box.descriptors["workspace"]) if cell else ()
         return BoxReport(
             ended=how,
             exit_status=status,
@@ -169,7 +171,7 @@ class ProgramRun:
             inputs=inputs,
             files=files,
             skipped=skipped,
-            shown=shown.by_program(self.box.descriptors["workspace"]) if self.spec.program.cell else (),
+            shown=values,
             trouble=tuple(self.box.trouble),
         )
 

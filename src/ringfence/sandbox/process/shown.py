@@ -6,6 +6,7 @@ it is as trusted as any claim: not at all.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
 from contextlib import suppress
@@ -18,16 +19,22 @@ _NAME = ".shown"
 _LENGTH = 4
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CELL = 1
+_MUCH = 262_144
 
 
-def by_program(workspace: int) -> tuple[Shown, ...]:
+async def by_program(workspace: int) -> tuple[Shown, ...]:
     """The values that a program in this workspace showed; everything that ran there is gone."""
     data = b""
     with suppress(OSError):  # it showed nothing
         data = _read(workspace)
+    # In a thread: the program decided how much there is, and other callers would wait meanwhile.
+    return await asyncio.to_thread(_parsed, data) if len(data) > _MUCH else _parsed(data)
+
+
+def _parsed(data: bytes) -> tuple[Shown, ...]:
     claims = Claims(_CELL)
     at = 0
-    while at < len(data) and claims.broken is None:
+    while at < len(data) and not claims.done and claims.broken is None:
         size = int.from_bytes(data[at : at + _LENGTH], "big")
         at += _LENGTH + size
         claims.feed(data[at - size : at])

@@ -18,7 +18,9 @@ MOST_BYTES = 10 * 1024 * 1024
 _MESSAGE = 65_536
 _PER_CLAIM = 512
 _PER_FORM = 256
-"""The cost of keeping a claim beyond its text."""
+"""The cost of reading and keeping a claim beyond its text: what an interpreter may say bounds our work for it."""
+_PER_PIECE = 128
+"""That of a message that has nothing but a piece of a text."""
 _MOST_FORMS = 64
 _MOST_LEFT_OUT = 2**53
 _read = canonical.reader(**canonical.STRICT)
@@ -27,6 +29,9 @@ _MIME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345678
 """The characters of the two names of a MIME type (RFC 6838); each begins with a letter or a digit."""
 _PARAMETERS = _MIME | frozenset('=; "')
 _ERROR = frozenset(("name", "value", "traceback"))
+_OF_DONE = frozenset(("t", "id", "ok", "left_out"))
+_OF_OTHERS = frozenset(("t", "id", "main", "data", "parts", "cut"))
+"""A claim has no other fields: their values would be read for nothing, and without a charge."""
 
 
 class Claims:
@@ -67,6 +72,7 @@ class Claims:
 
     def _take(self, message: bytes, found: list[Shown | Failure]) -> None:
         if self._head is not None:
+            self._charge(_PER_PIECE)
             claim = self._go_on(message)
             if claim is not None:
                 found.append(claim)
@@ -86,18 +92,18 @@ class Claims:
             raise _NonsenseError("it said too much")
 
     def _begin(self, message: bytes) -> Shown | Failure | None:
+        self._charge(_PER_CLAIM)
         head = _object(message)
         number = head.get("id")
         if type(number) is not int or number > self._cell:
             raise _NonsenseError("it spoke of a cell that does not run")
-        if number < self._cell:
-            return None  # late: the cell is over
-        self._charge(_PER_CLAIM)
-        if head.get("t") == "done":
-            self._finish(head)
+        if head.get("t") == "done" and head.keys() <= _OF_DONE:
+            self._finish(head, is_late=number < self._cell)
             return None
-        if head.get("t") not in ("result", "error"):
+        if head.get("t") not in ("result", "error") or not head.keys() <= _OF_OTHERS:
             raise _NonsenseError("it said something unknown")
+        if number < self._cell:
+            raise _NonsenseError("it showed something of a cell that is over")
         self._texts = _texts(head.get("data"))
         self._parts = self._announced(head.get("parts", []))
         names = self._texts.keys() | {name for name, _ in self._parts} if self._parts else self._texts
@@ -156,10 +162,13 @@ class Claims:
         self.results.append(result)
         return result
 
-    def _finish(self, head: dict[str, Any]) -> None:
+    def _finish(self, head: dict[str, Any], *, is_late: bool) -> None:
+        """`is_late`: it is about an earlier cell, which may have claimed before that it was done."""
         left_out = head.get("left_out", 0)
         if type(left_out) is not int or not 0 <= left_out <= _MOST_LEFT_OUT:
             raise _NonsenseError("it left out what cannot be counted")
+        if is_late and isinstance(head.get("ok"), bool):
+            return
         if head.get("ok") is not (self.error is None):
             raise _NonsenseError("it said that the cell failed, but not how, or the other way round")
         self.done = True
