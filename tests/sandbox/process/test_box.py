@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import socket
+import subprocess
 from collections.abc import AsyncIterator
 from functools import partial
 
@@ -17,7 +18,8 @@ from ringfence.core.errors import Unavailable
 from ringfence.core.sessions import Cell, CellReport, StaySpec
 from ringfence.sandbox.process import box as boxes
 from ringfence.sandbox.process.backend import ProcessBackend
-from ringfence.sandbox.process.box import Box, Hub, receive
+from ringfence.sandbox.process.box import Box, BoxMember, Hub, receive
+from ringfence.sandbox.process.patience import MachinePace
 from ringfence.sandbox.process.zygote import kernel
 from ringfence.sandbox.process.zygote_handle import ZygoteHandle
 from tests import tooling
@@ -203,6 +205,44 @@ async def test_a_box_that_is_late_is_ended(backend: ProcessBackend, monkeypatch:
         with pytest.raises(Unavailable, match="not ready in time"):
             await zygote.spawn(Limits(), shape)
     await tooling.until(lambda: not looking.boxed(zygote.pid) and len(zygote._free) == free)
+
+
+async def test_a_process_that_is_stopped_before_it_is_confined_is_killed(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program of its session may do that, where the kernel's Landlock does not keep signals apart."""
+    monkeypatch.setattr(boxes, "CLOSE_SECONDS", 0.05)
+    with subprocess.Popen(["/bin/sleep", "600"]) as stopped:
+        stopped.send_signal(signal.SIGSTOP)
+        member = BoxMember(2, hub)
+        member.born(os.pidfd_open(stopped.pid))
+        try:
+            with pytest.raises(Unavailable, match="not ready in time"):
+                await member.closed_in_time(MachinePace())
+            await tooling.until(lambda: stopped.poll() == -signal.SIGKILL)
+        finally:
+            stopped.kill()
+        member.left(None)
+
+
+async def test_a_process_that_nobody_waits_for_any_more_is_killed_all_the_same(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(boxes, "CLOSE_SECONDS", 0.05)
+    with subprocess.Popen(["/bin/sleep", "600"]) as stopped:
+        stopped.send_signal(signal.SIGSTOP)
+        member = BoxMember(2, hub)
+        try:
+            waiting = asyncio.ensure_future(member.closed_in_time(MachinePace()))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            member.born(os.pidfd_open(stopped.pid))
+            await tooling.until(lambda: stopped.poll() == -signal.SIGKILL)
+        finally:
+            stopped.kill()
+        member.left(None)
 
 
 async def test_a_box_that_nobody_waits_for_any_more_is_ended(backend: ProcessBackend) -> None:

@@ -205,6 +205,26 @@ class BoxMember:
         self.fail("it ended before it was ready")
         self._close()
 
+    async def closed_in_time(self, pace: MachinePace) -> None:
+        """Wait until it has gone through every step. Where no Landlock keeps them apart, programs of its box may stop
+        it meanwhile: it is killed if it takes too long. Raises Unavailable."""
+        clock = asyncio.get_running_loop().call_later(pace.allow(CLOSE_SECONDS), self._late)
+        try:
+            await shielded(self.ready)
+        except asyncio.CancelledError:
+            self.ready.add_done_callback(lambda _: self.kill())
+            raise
+        finally:
+            if self.ready.done():
+                clock.cancel()
+
+    def _late(self) -> None:
+        if self._channel is not None:
+            self._receive()  # if the whole supervisor stood still, it may have been in time
+        if not self.ready.done():
+            self.fail("it was not ready in time, as if something had stopped it")
+            self.kill()
+
     def fail(self, text: str) -> None:
         if not self.ready.done():
             self.ready.set_exception(Unavailable("no_process", f"no process could be started in the box: {text}"))

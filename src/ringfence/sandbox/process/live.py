@@ -16,7 +16,6 @@ from socket import socket
 from typing import Any, NamedTuple
 
 from ringfence.core import system
-from ringfence.core.aio import shielded
 from ringfence.core.box import BoxReport, Limit, Limits
 from ringfence.core.errors import Unavailable, beginning
 from ringfence.core.sessions import Command, Tell
@@ -199,11 +198,7 @@ class LiveBox:
             return spare
         self._last_number += 1
         member = self._zygote.enter(self.box, self._shape, self._last_number)
-        try:
-            await shielded(member.ready)
-        except asyncio.CancelledError:
-            member.ready.add_done_callback(lambda _: member.kill())
-            raise
+        await member.closed_in_time(self.box.pace)
         self._started_since.append(member.pid)
         return member
 
