@@ -260,6 +260,8 @@ def test_a_run_that_nobody_saw_to_its_end_may_have_used_its_way_out() -> None:
     facts = build(cancelled)
     assert facts["effect"] == "unknown"
     assert facts["explanation"] == "cancelled after 8.0 s; whether it took effect is unknown"
+    seen = build(replace(cancelled, ran=Ran(Limits(), report("cancelled", planted=("/p/.envrc",)))))
+    assert (seen["effect"], seen["planted"]) == ("unknown", ["/p/.envrc"])
     shut = build(ending(Status.KILLED, "cancelled", contract=BOX))
     assert shut["explanation"] == "cancelled after 8.0 s; network was denied; no side effect was possible"
 

@@ -15,6 +15,7 @@ import pytest
 
 import ringfence
 from ringfence import Limits, run_code, run_code_async
+from ringfence.core.box import Mount
 from ringfence.core.errors import ConfigError, Refused, StoreError, Unavailable
 from ringfence.sdk import engine
 from tests import gateways, tooling
@@ -208,6 +209,31 @@ async def test_cancelling_ends_the_box(state: Path) -> None:
     async with asyncio.timeout(tooling.PATIENCE):
         while "cancelled" not in [record["reason_code"] for record in gateways.finished(state)]:
             await asyncio.sleep(0.05)
+
+
+async def test_what_a_cancelled_run_did_until_then_is_on_record(state: Path, tmp_path: Path) -> None:
+    """An agent can cancel its call as soon as its program has planted something."""
+    project = tmp_path / "project"
+    project.mkdir()
+    code = "open('/srv/p/.envrc', 'w').write('x')\nprint(1, flush=True)\nimport time; time.sleep(600)"
+    started = asyncio.Event()
+    task = asyncio.create_task(
+        run_code_async(code, mounts=[Mount(str(project), "/srv/p", "rw")], on_stdout=lambda _: started.set())
+    )
+    await asyncio.wait_for(started.wait(), tooling.PATIENCE)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await tooling.until(lambda: [r for r in gateways.finished(state) if r["facts"]["effect"] == "unknown"])
+    record = next(r for r in gateways.finished(state) if r["facts"]["effect"] == "unknown")
+    facts = record["facts"]
+    assert (facts.get("planted"), facts["ended"], record["reason_code"]) == (
+        ["/srv/p/.envrc"],
+        "cancelled",
+        "cancelled",
+    )
+    assert (facts["output"]["stdout_bytes"], facts["denials"], facts["network"]["allowed"]) == (2, {}, [])
+    assert facts["usage"]["cpu_ms"] is not None and facts["isolation"]["mounts"] == [{"at": "/srv/p", "mode": "rw"}]
 
 
 # ── the process ──

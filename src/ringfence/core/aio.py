@@ -63,12 +63,15 @@ async def to_the_end(running: Coroutine[Any, Any, T]) -> T:
         await over.wait()  # and not for the task itself, which would be cancelled with us, as often as we are
     except asyncio.CancelledError:
         task.cancel()
-        with shield():
-            await asyncio.wait({task})
+        await finished(_over(task))
         if not task.cancelled():
             task.exception()  # looked at; whatever it was, the caller has gone
         raise
     return task.result()
+
+
+async def _over(task: asyncio.Task[Any]) -> None:
+    await asyncio.wait({task})
 
 
 async def finished(work: Coroutine[Any, Any, T]) -> T:
@@ -85,6 +88,17 @@ async def finished(work: Coroutine[Any, Any, T]) -> T:
         _look_at(task)
         raise given_up
     return task.result()
+
+
+def leave(cancelled: asyncio.CancelledError, seen: object) -> None:
+    """Let who catches it know what was seen of the work until it was gone, since what is cancelled returns nothing."""
+    cancelled.__dict__["seen"] = seen
+
+
+def left(cancelled: asyncio.CancelledError, kind: type[T]) -> T | None:
+    """What was left with it, where that is of this kind."""
+    seen = cancelled.__dict__.get("seen")
+    return seen if isinstance(seen, kind) else None
 
 
 def shield() -> AbstractContextManager[object]:

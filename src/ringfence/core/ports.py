@@ -265,7 +265,8 @@ class Backend(Protocol):
         """Run a program in a fresh box, to the end of the box. `tell` gets output as it comes. `recheck` is awaited
         when the box is there, right before the program begins, and what it raises passes.
 
-        Raises ValueError for a spec that makes no sense, Unavailable where nothing was run. Cancelling kills the box.
+        Raises ValueError for a spec that makes no sense, Unavailable where nothing was run. Cancelling kills the box;
+        a backend that saw something of it leaves its report with the CancelledError (`aio.leave`).
         """
         ...
 

@@ -281,8 +281,8 @@ def _effect(ending: Ending) -> Effect:
 
 def _sent(ending: Ending) -> bool | None:
     """Whether anything that its box asked for went out, however that ended; None where its box was not seen to the
-    end."""
-    if ending.ran is None:
+    end, or its caller gave it up."""
+    if ending.ran is None or _is_given_up(ending):
         return None
     network = ending.ran.report.network
     return network is not None and went_out(network)
@@ -290,9 +290,14 @@ def _sent(ending: Ending) -> bool | None:
 
 def _copied(ending: Ending) -> bool | None:
     """Whether any file was copied out; None where its box was not seen to the end, in which that is done."""
-    if ending.ran is None or ending.ran.report.ended == "infra":
+    if ending.ran is None or ending.ran.report.ended == "infra" or _is_given_up(ending):
         return None
     return bool(ending.ran.report.files)
+
+
+def _is_given_up(ending: Ending) -> bool:
+    """Whether it had a box of its own that was killed under it: nobody is to rely on what was seen by then."""
+    return ending.within is None and ending.ran is not None and ending.ran.report.ended == "cancelled"
 
 
 def went_out(network: Mapping[str, Any]) -> bool:

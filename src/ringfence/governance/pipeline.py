@@ -23,6 +23,7 @@ from ringfence.core.errors import OutcomeUnknown, Refused, StoreError, Unavailab
 from ringfence.core.expression import variables
 from ringfence.core.model import (
     SYSTEM,
+    Answer,
     Call,
     Contract,
     Decision,
@@ -588,6 +589,17 @@ class Pipeline:
 
     # ── 9 dispatch, 10 guard ──────────────────────────────────────────────────────────────────────
 
+    @staticmethod
+    def _note(state: CallState, answer: Answer) -> None:
+        """What was seen of the call, for its facts."""
+        state.attempts = answer.attempts
+        state.isolation = answer.isolation
+        state.ran = answer.ran
+        state.within = answer.within
+        state.network = answer.network
+        state.redactions = dict(answer.redactions)
+        state.secrets = dict(answer.secrets)
+
     async def _carry_out(self, rules: Rulebook, state: CallState, grant: Grant, channel: Channel) -> Outcome:
         state.dispatched = True
         clean = GuardedChannel(self._guard, grant.contract, channel)
@@ -601,13 +613,11 @@ class Pipeline:
             # What can change nothing outside has begun nothing there, whatever stopped it.
             state.dispatched = not (exc.nothing_begun or (refused and not state.effect_possible))
             raise
-        state.attempts = answer.attempts
-        state.isolation = answer.isolation
-        state.ran = answer.ran
-        state.within = answer.within
-        state.network = answer.network
-        state.redactions = dict(answer.redactions)
-        state.secrets = dict(answer.secrets)
+        except asyncio.CancelledError as exc:
+            if (seen := aio.left(exc, Answer)) is not None:
+                self._note(state, seen)
+            raise
+        self._note(state, answer)
         if answer.result is None:
             return Outcome(answer.status, answer.reason_code, self._said(state, answer.message))
         guarded = await self._guard.inspected(grant.contract, grant.definition, answer.result)

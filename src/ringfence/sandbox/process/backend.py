@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from ringfence.core.aio import begun, when
+from ringfence.core.aio import begun, leave, when
 from ringfence.core.box import (
     CAN_DO_WITHOUT,
     TEMPLATES,
@@ -166,12 +166,11 @@ class ProcessBackend:
             await self._finish_removal(run, outlet)
         if report.ended == "infra" and not box.begun:
             raise Unavailable("no_box", "the box ended before the program began: " + ("; ".join(box.trouble) or "?"))
-        if spec.mounts or len(box.trouble) > len(report.trouble):
-            report = replace(report, trouble=tuple(box.trouble), planted=guarded.planted_since(spec.mounts, before))
-        if baseline.programs is not None:
-            loose = baseline.programs.advisory or not report.isolation["protections"]["landlock"]["on"]
-            report = replace(report, commands="advisory" if loose else "enforced")
-        return report if outlet is None else replace(report, network=outlet.final_facts)
+        report = _complete(report, run, baseline, before, outlet)
+        if run.cancelled is not None:  # what it did until then is as much on record as of any other
+            leave(run.cancelled, report)
+            raise run.cancelled
+        return report
 
     async def warm(self, spec: BoxSpec) -> None:
         """Have boxes for specs like this one ready. Raises Unavailable."""
@@ -492,6 +491,20 @@ class ProcessBackend:
                 fact["paused_memory"] = "given_back" if gives_back else "resident"
             self._isolations = {seen: fact}
         return self._isolations[seen]
+
+
+def _complete(
+    report: BoxReport, run: ProgramRun, baseline: Baseline, before: guarded.Seen, outlet: NetworkOutlet | None
+) -> BoxReport:
+    """The report with what is known only once its box is gone."""
+    mounts = run.spec.mounts
+    trouble = run.box.trouble
+    if mounts or len(trouble) > len(report.trouble):
+        report = replace(report, trouble=tuple(trouble), planted=guarded.planted_since(mounts, before))
+    if baseline.programs is not None:
+        loose = baseline.programs.advisory or not report.isolation["protections"]["landlock"]["on"]
+        report = replace(report, commands="advisory" if loose else "enforced")
+    return report if outlet is None else replace(report, network=outlet.final_facts)
 
 
 def _with_packages(packages: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:

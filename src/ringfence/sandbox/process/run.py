@@ -42,6 +42,8 @@ class ProgramRun:
     ended: Ended | None = None
     """Why the supervisor ended the run, if it did; the first reason counts."""
     limit: Limit | None = None
+    cancelled: asyncio.CancelledError | None = None
+    """The error of a caller that gave it up."""
     ordered: bool = False
     """The box has its order: from here on, the program may have run whatever fails."""
     output: Output = field(init=False)
@@ -51,7 +53,8 @@ class ProgramRun:
         self.output = Output(self.box.hub, self.spec.limits, self.tell, lambda: self.stop("output", "output"))
 
     async def to_the_end(self) -> BoxReport:
-        """Run the program to its end. Raises Unavailable where it was never started. Cancelling kills the box."""
+        """Run the program to its end. Raises Unavailable where it was never started. Cancelling kills the box; then
+        `cancelled` is to be raised once the report is complete."""
         spec = self.spec
         box = self.box
         loop = asyncio.get_running_loop()
@@ -64,11 +67,10 @@ class ProgramRun:
         clock = loop.call_later(spec.limits.wall_seconds, self.stop, "timeout", "wall")
         watch = RunWatch(box, spec.limits, self.stop)
         watch.start()
-        cancelled: asyncio.CancelledError | None = None
         try:
             ended = await self._ended()
         except asyncio.CancelledError as exc:
-            cancelled = exc
+            self.cancelled = exc
             self.stop("cancelled", None)
             ended = await asyncio.shield(self._ended())
         finally:
@@ -77,10 +79,7 @@ class ProgramRun:
             if denials.descriptor is not None:
                 box.hub.remove(denials.descriptor)
             self.output.close()
-        report = await self._report(ended, watch, denials, inputs)
-        if cancelled is not None:
-            raise cancelled
-        return report
+        return await self._report(ended, watch, denials, inputs)
 
     # ── Start ──
 

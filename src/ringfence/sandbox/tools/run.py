@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ringfence.core.aio import to_the_end
+from ringfence.core.aio import finished, leave, left, to_the_end
 from ringfence.core.box import BoxReport, BoxSpec, Captured, Limits, Ran, Stream
 from ringfence.core.errors import Refused, RingfenceError, WorkProgress
 from ringfence.core.model import Answer, Call, Grant, Json, Mode, Status
@@ -192,11 +192,19 @@ async def in_fresh_box(
     # Where a contract redacts, nothing is shown as it comes.
     as_it_comes = call.attached is not None and not contract.redact and contract.result.fields is None
     tell = screen.attached(call.attached).tell if call.attached is not None and as_it_comes else None
+    stopped: list[BoxReport] = []
     try:
-        report = await to_the_end(backend.run(wanted, tell, grant.recheck))
+        report = await to_the_end(_noting(backend.run(wanted, tell, grant.recheck), stopped))
     except ValueError as exc:
         with WorkProgress():
             raise Refused(Status.VALIDATION_FAILURE, "bad_arguments", f"no such box can be made: {exc}") from None
+    except asyncio.CancelledError as exc:
+        if stopped:
+            report, _ = await finished(screen.artifacts(screen.report(stopped[0]), wanted.output))
+            ran = Ran(wanted.limits, report if installed is None else replace(report, packages=installed.packages))
+            seen = Answer(None, Status.KILLED, "cancelled", isolation=report.isolation or isolation, ran=ran)
+            leave(exc, replace(seen, redactions=screen.rules, secrets=screen.secrets))
+        raise
     languages.require_there(request.language(call.arguments), report)
     report, unsearched = await screen.artifacts(screen.report(report), wanted.output)
     report = report if installed is None else replace(report, packages=installed.packages)
@@ -215,6 +223,16 @@ async def in_fresh_box(
     fitted, result = results.fitting(parts, contract.result.max_bytes)
     ran = ran if fitted.report is report else Ran(wanted.limits, fitted.report)
     return Answer(result, status, code, isolation=isolation, ran=ran)
+
+
+async def _noting(run: Coroutine[Any, Any, BoxReport], stopped: list[BoxReport]) -> BoxReport:
+    """A run; where it is cancelled, its report is noted, for the error that its caller sees is another."""
+    try:
+        return await run
+    except asyncio.CancelledError as exc:
+        if (report := left(exc, BoxReport)) is not None:
+            stopped.append(report)
+        raise
 
 
 def _inputs_differ(call: Call, report: BoxReport) -> bool:
