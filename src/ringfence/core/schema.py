@@ -23,7 +23,11 @@ MAX_VALUE_BYTES = 64_000_000
 
 _MOST_STEPS = 200_000
 _MOST_STEPS_BY_REFERENCE = 50_000
-_MOST_STEPS_TO_EXPLAIN = 2_000
+_MOST_STEPS_TO_EXPLAIN = 4_000
+_MOST_WORK_TO_EXPLAIN = 100_000
+"""In values that are copied, which takes a third of a microsecond each."""
+_WORK_OF_AN_ERROR = 25
+_CHARACTERS_A_VALUE = 1_000
 _FEW_REFERENCES = 24
 """There are at most 3^(24/3) ways through so few: they can be followed to the end when the schema is read."""
 _FEW_OPTIONS = 100
@@ -48,6 +52,7 @@ _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "
 _IN_PLACE_LISTS = ("allOf", "anyOf", "oneOf")
 _IN_PLACE = ("not", "if", "then", "else")
 _IN_PLACE_NAMED = ("dependentSchemas", "dependencies")
+_REQUIRED_BY = ("dependentRequired", "dependencies")
 _EACH_VALUE = ("additionalProperties", "unevaluatedProperties", "propertyNames")
 _EACH_ITEM = ("items", "additionalItems", "unevaluatedItems", "contains")
 
@@ -65,6 +70,7 @@ class Schema:
         self._root = root
         self._references = {text: _target(text, root, survey) for text in set(survey.references)}
         self._reference_count = len(survey.references)
+        self._alternatives = survey.alternatives
         self._options = survey.options
         self._weight = size * _repetition(root, self._references, survey)
         self._patterns = max(map(_states, _all_patterns(root)), default=0)
@@ -99,31 +105,52 @@ class Schema:
         return self._weight * size <= _CHEAP or self._within(value, _MOST_STEPS)
 
     def _explain(self, value: Any, name: str) -> str:
-        if self._within(value, _MOST_STEPS_TO_EXPLAIN):
+        if self._within(value, _MOST_STEPS_TO_EXPLAIN) and self._explainable(value):
             errors = list(islice(self._validator.iter_errors(value), _SHOWN + 1))
-        elif self._reference_count:
-            # A yes or no remembers which references it followed; a list of errors takes every way through them.
+        elif self._reference_count or self._alternatives:
+            # A yes or no stops at the first branch that fits, and remembers which references it followed. An error of
+            # alternatives holds all errors of all branches, and a list of errors takes every way through references.
             return f"{name}: does not fit the schema"
         else:
             errors = [_first(self._validator, value)]
         problems = [f"{_path(name, error.instance_path)}: {error.message}" for error in errors[:_SHOWN]]
         return "; ".join([*problems, "and more"] if len(errors) > _SHOWN else problems)
 
+    def _explainable(self, value: Any) -> bool:
+        """Whether all errors may be made: each of them holds a copy of that part of the value which it is about."""
+        weights: dict[int, int] = {}
+        work = _weigh(value, weights, _MOST_WORK_TO_EXPLAIN)
+        for node, item in self._visits(value) if work <= _MOST_WORK_TO_EXPLAIN else ():
+            work += (weights[id(item)] + _WORK_OF_AN_ERROR) * (1 + _missing(node, item))
+            if work > _MOST_WORK_TO_EXPLAIN:
+                break
+        return work <= _MOST_WORK_TO_EXPLAIN
+
     def _within(self, value: Any, limit: int) -> bool:
         """Whether checking takes no more than so many steps, counted without short cuts."""
-        stack = [(self._root, value)]
         steps = 0
-        while stack:
-            node, item = stack.pop()
+        for node, item in self._visits(value):
             steps += 1
-            if isinstance(node, dict) and self._options:
-                steps += _options(node)
+            if isinstance(node, dict):
+                steps += _options(node) if self._options else 0
+                if isinstance(item, str) and isinstance(node.get("pattern"), str):
+                    steps += len(item) * _states(node["pattern"]) // _STATES_A_STEP
+                if isinstance(item, dict) and "patternProperties" in node:
+                    steps += len(node["patternProperties"] or ()) * len(item)
+                    for pattern in node["patternProperties"] or ():
+                        steps += sum(map(len, item)) * _states(pattern) // _STATES_A_STEP
             if steps > limit:
                 return False
+        return True
+
+    def _visits(self, value: Any) -> Iterator[tuple[Any, Any]]:
+        """Every part of the schema with every part of the value that it is about, as often as it is."""
+        stack = [(self._root, value)]
+        while stack:
+            node, item = stack.pop()
+            yield node, item
             if not isinstance(node, dict):
                 continue
-            if isinstance(item, str) and isinstance(node.get("pattern"), str):
-                steps += len(item) * _states(node["pattern"]) // _STATES_A_STEP
             for key in _REFERENCES:
                 text = node.get(key)
                 if isinstance(text, str):
@@ -132,15 +159,34 @@ class Schema:
             stack.extend((node[key], item) for key in _IN_PLACE if key in node)
             stack.extend((sub, item) for key in _IN_PLACE_NAMED for sub in (node.get(key) or {}).values())
             if isinstance(item, dict):
-                steps += len(node.get("patternProperties") or ()) * len(item)
-                for pattern in node.get("patternProperties") or ():
-                    steps += sum(map(len, item)) * _states(pattern) // _STATES_A_STEP
-                if steps > limit:
-                    return False
                 stack.extend(_members(node, item))
             elif isinstance(item, list):
                 stack.extend(_items(node, item))
-        return steps <= limit
+
+
+def _weigh(value: Any, weights: dict[int, int], most: int) -> int:
+    """How many values there are in this one, long texts counted as several; for all that are in it, too, unless there
+    are more than `most`. Its depth is bounded."""
+    weight = 1
+    if isinstance(value, str):
+        weight += len(value) // _CHARACTERS_A_VALUE
+    elif isinstance(value, dict | list):
+        weight += len(value) if isinstance(value, dict) else 0  # its keys
+        for item in value.values() if isinstance(value, dict) else value:
+            if weight > most:
+                break
+            weight += _weigh(item, weights, most - weight)
+    weights[id(value)] = weight
+    return weight
+
+
+def _missing(node: Any, item: Any) -> int:
+    """How many properties may be named as missing, each by an error of its own."""
+    if not isinstance(node, dict) or not isinstance(item, dict):
+        return 0
+    required = node.get("required")
+    lists = [required, *(names for key in _REQUIRED_BY for names in (node.get(key) or {}).values())]
+    return sum(len(names) for names in lists if isinstance(names, list))
 
 
 def _all_patterns(root: Any) -> Iterator[str]:
@@ -246,6 +292,7 @@ class _Survey:
     nodes: set[int]
     """Which objects were looked at, by their identity."""
     options: int = 0
+    alternatives: bool = False
 
 
 def _survey(root: Any) -> _Survey:
@@ -254,6 +301,7 @@ def _survey(root: Any) -> _Survey:
     for node in _nodes(root):
         found.nodes.add(id(node))
         found.options += _options(node)
+        found.alternatives = found.alternatives or "anyOf" in node or "oneOf" in node
         draft = node.get("$schema")
         if isinstance(draft, str):
             if draft.rstrip("#") not in _DRAFTS:
