@@ -92,7 +92,9 @@ def test_the_first_rule_that_allows_serves() -> None:
 def test_headers_that_change_the_request_behind_a_rule_are_refused() -> None:
     rules = [NetworkRule("r", ("a",), methods=("GET",), paths=("/",))]
     assert verdict(rules, "GET", "/", "x-http-method-override") == ("r", "method_override")
+    assert verdict(rules, "GET", "/", "x-original-method") == ("r", "method_override")
     assert verdict(rules, "GET", "/", "x-original-url") == ("r", "path_override")
+    assert verdict(rules, "GET", "/", "x-forwarded-uri") == ("r", "path_override")
     assert verdict(rules, "GET", "/", "x_http_method-override") == ("r", "method_override")
     assert verdict(rules, "GET", "/", "x_rewrite_url") == ("r", "path_override")
     assert verdict([NetworkRule("r", ("a",))], "GET", "/", "x-original-url") == ("r", None)

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.anyio
 
 MARK = "zq9Token"
 SPELLINGS = ("//admin", "/./admin", "/x/../admin", "/%2e/admin", "/;/admin", "/%2561dmin", "/%E9")
-OVERRIDES = ("X-Original-URL", "X-Rewrite-URL", "X_Original_URL")
+OVERRIDES = ("X-Original-URL", "X-Rewrite-URL", "X_Original_URL", "X-Original-URI", "X-Rewrite-Uri", "X-Forwarded-Uri")
 CONFIG = """
 version: 1
 gateway: {state: ./state, approval_wait_seconds: 0}

@@ -31,8 +31,10 @@ _DECODINGS = 3
 _LOOPBACK: tuple[Range, ...] = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
 
 # Frameworks take the real method or path from these, behind the back of the request line.
-_METHOD_OVERRIDES = frozenset({"x-http-method-override", "x-http-method", "x-method-override"})
-_PATH_OVERRIDES = frozenset({"x-original-url", "x-rewrite-url"})
+_METHOD_OVERRIDES = frozenset(
+    {"x-http-method-override", "x-http-method", "x-method-override", "x-original-method", "x-forwarded-method"}
+)
+_PATH_OVERRIDES = frozenset({"x-original-url", "x-rewrite-url", "x-original-uri", "x-rewrite-uri", "x-forwarded-uri"})
 
 
 @dataclass(frozen=True, slots=True)

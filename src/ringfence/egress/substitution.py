@@ -56,6 +56,8 @@ class Substitute(Protocol):
 CHUNKED = Framing("chunked")
 _SHORTEST = 8
 _LENGTHS = frozenset({"content-length", "content-range"})
+_IN_PART = (206, 226)
+"""Partial Content, IM Used: statuses of an answer that is only a part of what is there, or a difference to it."""
 _PATIENCE_SECONDS = 0.1
 """So long the last of an answer waits for what follows, whatever it is."""
 
@@ -83,6 +85,9 @@ def cleaned_head(answer: HttpResponse, clean: Callable[[], Cleaner]) -> HttpResp
     if encoding:
         # The request asked for plain text; what is compressed cannot be searched.
         raise Failed("encoded_answer", "an answer that may hold a secret came compressed")
+    if answer.status in _IN_PART:
+        # Nor was a part asked for, at least by no name that is known: part of a secret is not recognised.
+        raise Failed("partial_answer", "an answer that may hold a secret came in part")
     headers = tuple((name, _cleaned(value, clean)) for name, value in answer.headers if not _holds(name, clean))
     # How long a body is, or would be that does not come, tells how long a secret in it is. The length of one that comes
     # is written anew.

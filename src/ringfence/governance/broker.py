@@ -42,7 +42,7 @@ from ringfence.store import Store, Transaction
 RECORD = "brokered"
 _READING = ("GET", "HEAD", "OPTIONS")
 _BASIC = re.compile(r"(?i)basic +([A-Za-z0-9+/=_-]+)")
-_UNWANTED = frozenset({"accept-encoding", "range", "if-range"})
+_UNWANTED = frozenset({"accept-encoding", "range", "if-range", "request-range", "a-im"})
 """An answer that is searched comes whole and as it is."""
 
 
