@@ -97,3 +97,25 @@ def test_a_plain_run_loads_nothing_of_a_gateway(words: list[str], own_home: Path
     first, last = done.stdout.splitlines()
     assert first == "ran" or first.startswith("ringfence ")
     assert last == "[]"
+
+
+UNUSED = (
+    *("asyncio.sslproto", "inspect", "locale", "shutil", "ssl", "tempfile"),
+    *(f"ringfence.sandbox.tools.{name}" for name in ("files", "processes", "resources", "session_broker", "sessions")),
+    *("ringfence.governance.approval_binding", "ringfence.governance.call_meta", "ringfence.governance.uris"),
+    *("ringfence.audit.approvals", "ringfence.store.pruning", "ringfence.store.reader"),
+)
+EXECUTED = f"""
+import atexit, sys, types
+sys.argv = ["ringfence", "run", "-c", "print('ran')"]
+atexit.register(lambda: print([name for name in {UNUSED!r} if type(sys.modules.get(name)) is types.ModuleType]))
+from ringfence.cli.main import main
+main()
+"""
+
+
+def test_a_plain_run_executes_no_module_that_it_does_not_use(own_home: Path) -> None:
+    boxing.need_boxes()
+    for _ in range(2):  # the first makes keys, and tests this host
+        done = subprocess.run([sys.executable, "-c", EXECUTED], capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout.splitlines() == ["ran", "[]"]

@@ -66,6 +66,22 @@ open('output/r', 'w').write('result')
     assert [file["path"] for file in execution.facts["files"]] == ["/workspace/output/r"]
 
 
+@pytest.mark.parametrize("place", [".", "state", "state/ringfence/checkpoints", "home"])
+def test_nothing_that_a_program_leaves_replaces_what_rules_over_it(tmp_path: Path, place: str) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/ringfence.yaml").write_text("version: 1\n")
+    code = f"""
+import ringfence
+try:
+    ringfence.run_code("open('output/ringfence.yaml', 'w').write('x')", output={str(tmp_path / place)!r})
+except ValueError as exc:
+    print(exc)"""
+    state = {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **state})
+    assert "what comes out of a box could replace" in done.stdout and "name another folder" in done.stdout, done
+    assert (tmp_path / "home/ringfence.yaml").read_text() == "version: 1\n"
+
+
 def test_output_is_told_as_it_comes_in_the_thread_that_waits() -> None:
     heard: list[tuple[str, str, Any]] = []
     code = (

@@ -15,6 +15,8 @@ from ringfence.cli.verbs import VERBS as VERBS
 # Not from typing, which is larger than all that `--version` needs.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import NoReturn
+
     import typer
 
 _INTERRUPTED = 130
@@ -53,19 +55,41 @@ def _ran(words: list[str]) -> bool:
     """Run a program as these words say, and enable the collector when all is loaded. It does not return, unless they
     are for Typer."""
     # ruff: noqa: PLC0415
-    from ringfence.core import system
+    from ringfence.core import deferred, system
 
     if system.no_boxes() is not None:
         return False
-    from ringfence.cli import run_words
+    with deferred.loading():
+        from ringfence.cli import run_words
 
-    given = run_words.read(words)
-    if given is None:
-        return False
-    from ringfence.cli import logs, run
+        given = run_words.read(words)
+        if given is None:
+            return False
+        from ringfence.cli import logs, run
 
     logs.log_to_stderr()
-    run.perform(**given)
+    try:
+        run.perform(**given)
+    except SystemExit as end:
+        _leave(end)
+
+
+def _leave(end: SystemExit) -> NoReturn:
+    """End this process at once: to take apart all that was loaded takes longer than a box. What is open by now is for
+    the system to close."""
+    import atexit
+    import os
+    import threading
+
+    if not isinstance(end.code, int) or threading.active_count() > 1:
+        raise end
+    try:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        raise end from None  # the interpreter has its own way to say so
+    os._exit(end.code)
 
 
 def _fail(exc: Exception) -> None:

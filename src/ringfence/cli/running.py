@@ -131,16 +131,20 @@ def ended_by_signals() -> Iterator[OutsideEnd]:
     task = asyncio.current_task()
     assert task is not None
     stop = OutsideEnd(task)
-    for number in numbers:
-        loop.add_signal_handler(number, stop.end, 128 + number)
+
+    def heard(number: int, _: object) -> None:
+        loop.call_soon_threadsafe(stop.end, 128 + number)
+
+    # Not `add_signal_handler`, which loads a parser of Python to see that a handler is no coroutine.
+    before = [signal.signal(number, heard) for number in numbers]
     try:
         yield stop
     except asyncio.CancelledError:
         if stop.code is None or task.uncancel() > 0:
             raise
     finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 # ── Notifications to a caller at a terminal ───────────────────────────────────────────────────────

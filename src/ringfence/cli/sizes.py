@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ringfence.core import sizes
 from ringfence.core.box import MIB
-from ringfence.core.sizes import parse_size
 
 _MOST_MB = 2**24
 """The largest size that an option takes, in MiB."""
@@ -15,7 +15,7 @@ def size_in_bytes(least_mb: int) -> Callable[[str], int]:
     """Reads the value of an option for a size, whose value is in bytes. ValueError says what is understood."""
 
     def parse(text: str) -> int:
-        number = parse_size(text)
+        number = sizes.parse_size(text)
         if number < least_mb * MIB:
             raise ValueError(f"{text} is too small: {least_mb}M is the least")
         if number > _MOST_MB * MIB:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringfence.config.settings import SandboxSettings
-from ringfence.core import system
+from ringfence.core import deferred, system
 from ringfence.core.box import TEMPLATES
 from ringfence.core.errors import Unavailable
 
@@ -36,8 +36,9 @@ def make_backend(
     if (missing := system.no_boxes()) is not None:
         raise Unavailable("no_backend", missing)
     # Loaded only now: what boxes are made of is not there on other systems, not even to be imported.
-    from ringfence.sandbox.process.backend import ProcessBackend  # noqa: PLC0415
-    from ringfence.sandbox.process.host.capabilities import HostCapabilities  # noqa: PLC0415
+    with deferred.loading():
+        from ringfence.sandbox.process.backend import ProcessBackend  # noqa: PLC0415
+        from ringfence.sandbox.process.host.capabilities import HostCapabilities  # noqa: PLC0415
 
     HostCapabilities.detect().require(settings.accept_missing)
     return ProcessBackend(

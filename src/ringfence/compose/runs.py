@@ -55,9 +55,10 @@ from ringfence.governance.guard import Guard
 from ringfence.governance.pipeline import Pipeline
 from ringfence.governance.policy import Policy
 from ringfence.governance.rulebook import Rulebook
+from ringfence.sandbox.tools import toolkit
 from ringfence.sandbox.tools.executor import Executor
 from ringfence.sandbox.tools.request import BoxContents, Provision, SessionLifetimes
-from ringfence.sandbox.tools.toolkit import PROGRAMS, SERVER, TOOLS, WIDE_TOOLS, definition
+from ringfence.sandbox.tools.toolkit import PROGRAMS, SERVER, definition
 from ringfence.store import Store
 
 if TYPE_CHECKING:
@@ -148,14 +149,17 @@ def provision(settings: SandboxSettings) -> Provision:
     )
 
 
-def own_contracts(settings: Config, most_bytes: int | None = None, tools: Sequence[str] = TOOLS) -> dict[str, Contract]:
-    """The contracts of our own tools: those that are declared, and the built-in one of a tool that none is for."""
+def own_contracts(
+    settings: Config, most_bytes: int | None = None, tools: Sequence[str] | None = None
+) -> dict[str, Contract]:
+    """The contracts of our own tools, all or some: those that are declared, and the built-in one of a tool that none is
+    for."""
     declared = {n: c for n, c in settings.contracts.items() if c.transport is Transport.SANDBOXED_EXEC}
     if not settings.own_tools:
         return declared
     served = {contract.tool for contract in declared.values()} | set(settings.contracts)
     timeout = settings.sandbox.default_timeout_seconds
-    wanted = PROGRAMS if settings.sandbox.max_sessions == 0 else tools
+    wanted = PROGRAMS if settings.sandbox.max_sessions == 0 else toolkit.TOOLS if tools is None else tools
     network = SANDBOX_NETWORK if settings.sandbox.network_enabled else "denied"
     return declared | {
         tool: _beside(built_in(tool, timeout, most_bytes, network), declared) for tool in wanted if tool not in served
@@ -296,12 +300,20 @@ class Runs:
         attached = Attached(wanted.inputs, wanted.stdin, wanted.output, tell)
         return await self.call(wanted.tool, wanted.arguments(), attached, origin=origin, channel=channel)
 
+    def output_problem(self, place: Path) -> str | None:
+        """Why what a program leaves is not copied to a folder: it must not replace what rules over it."""
+        from ringfence.config.folders import governs  # noqa: PLC0415 - most copy nothing
+
+        if (what := governs(place, self._settings)) is None:
+            return None
+        return f"what comes out of a box could replace {what}; name another folder that holds nothing of the kind"
+
     async def call(
         self, tool: str, arguments: Json, attached: Attached, *, origin: Origin, channel: Channel | None = None
     ) -> Outcome:
         """One of our own tools, in its wide form. A refusal is an outcome too."""
-        if tool not in self._names and tool in WIDE_TOOLS:  # those of sessions are made ready when one is wanted
-            self.pipeline.rules = replace(self.pipeline.rules, catalog=self._catalog(WIDE_TOOLS))
+        if tool not in self._names and tool in toolkit.KIT:  # those of sessions are made ready when one is wanted
+            self.pipeline.rules = replace(self.pipeline.rules, catalog=self._catalog(toolkit.WIDE_TOOLS))
         call = Call(
             id=canonical.new_id("call"),
             principal=self._agent,

@@ -7,9 +7,9 @@ is kept nowhere.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import field
-from secrets import token_hex
 
 from ringfence.core.record import dataclass
 
@@ -18,7 +18,7 @@ _PLACEHOLDER = "ringfence_"
 
 def new_placeholder() -> str:
     """A new placeholder for a secret, for one box only. Neither JSON nor URLs escape any character of it."""
-    return _PLACEHOLDER + token_hex(16)
+    return _PLACEHOLDER + secrets.token_hex(16)
 
 
 @dataclass(frozen=True, slots=True)

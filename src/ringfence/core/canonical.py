@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -172,7 +171,7 @@ class _Met(threading.local):
 
 
 _met = _Met()
-_MARK = secrets.token_hex(16)
+_MARK = os.urandom(16).hex()
 """Where such a part goes. It is random and never leaves this process, so it stands for nothing else."""
 
 

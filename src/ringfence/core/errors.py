@@ -48,7 +48,7 @@ class RingfenceError(Exception):
         return None if found is None else f"{found.actor}: {found.remedy}"
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Problem:
     """One thing wrong in a file."""
 
@@ -59,6 +59,9 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}:{self.column}: {self.text}"
+
+    def __lt__(self, other: Problem) -> bool:
+        return (self.file, self.line, self.column, self.text) < (other.file, other.line, other.column, other.text)
 
 
 class ConfigError(RingfenceError):

@@ -165,7 +165,11 @@ class _Fields:
 
 @cache
 def _ordinary() -> Any:
-    """How the standard library marks a field of the usual sort."""
+    """How the standard library marks a field of the usual sort. To make a dataclass, as an example to look at, loads a
+    parser of Python."""
+    known: Any = getattr(dataclasses, "_FIELD", None)
+    if known is not None:
+        return known
 
     @dataclasses.dataclass(init=False, repr=False, eq=False)
     class Example:

@@ -37,7 +37,6 @@ Tell = Callable[[Stream, bytes], Awaitable[None] | None]
 """Called with output as it comes. Where it returns an awaitable, that is awaited before more is read."""
 
 
-@runtime_checkable
 class TellEnds(Protocol):
     """A `Tell` that is also told when nothing more can come on a stream, though its program may live on."""
 

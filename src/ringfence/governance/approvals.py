@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from ringfence.audit.approvals import ProvenApproval
 from ringfence.core.aio import in_thread
 from ringfence.core.errors import Refused
 from ringfence.core.expression import Expression, ExpressionError
@@ -23,6 +23,9 @@ from ringfence.core.model import ApprovalRule, Call, Contract, Decision, Json, P
 from ringfence.core.ports import Channel
 from ringfence.core.record import dataclass
 from ringfence.store import Approval, ApprovalQuestion, RowNotFound, Store, Unproven
+
+if TYPE_CHECKING:
+    from ringfence.audit.approvals import ProvenApproval
 
 ALWAYS = ApprovalRule(name="always")
 _PROGRESS_SECONDS = 2.0

@@ -101,7 +101,7 @@ def built_in(tool: str, timeout_seconds: float, most_bytes: int | None = None, n
     given: dict[str, Any] = {"transport": "sandboxed_exec", "mode": toolkit.mode(tool), "approval": "none"}
     if most_bytes is not None:
         given["result"] = {"max_bytes": most_bytes}
-    if tool in toolkit.BOX_MAKERS:
+    if toolkit.is_box_maker(tool):
         given["network"] = network
     return build(tool, {**given, "timeout_seconds": timeout_seconds})[0]
 
@@ -338,10 +338,9 @@ class Catalog:
         definition: Definition | None = None
         if contract.transport is Transport.SANDBOXED_EXEC:
             own = self._own.get(contract.name) or _no_backend(contract.name)
-            if isinstance(own, Refused):
-                return own
-            definition = own
-        elif contract.transport is Transport.MCP:
+            # Its schemas are ours, and compiled for the first call: a run of one program calls one tool.
+            return own if isinstance(own, Refused) else Capability(contract, own)
+        if contract.transport is Transport.MCP:
             server = contract.server or self._server_of(contract)
             if isinstance(server, Refused):
                 return server

@@ -14,14 +14,7 @@ from ringfence.core.box import NO_OUTSIDE, Outside
 from ringfence.core.model import Call, Contract, Mode, ServerSpec, Transport
 from ringfence.core.record import plain
 from ringfence.sandbox.tools import request, toolkit
-from ringfence.sandbox.tools.toolkit import (
-    FORKS_A_SESSION,
-    LASTING,
-    PROGRAMS,
-    RUNS_IN_A_SESSION,
-    SIGNALS_A_PROCESS,
-    WRITES_FILES,
-)
+from ringfence.sandbox.tools.toolkit import FORKS_A_SESSION, KIT, PROGRAMS, SIGNALS_A_PROCESS
 
 
 @plain
@@ -76,13 +69,16 @@ def possible_effects(
         runs = contract.tool in PROGRAMS or bool(call.arguments.get("setup"))
         copies = contract.tool in PROGRAMS and call.arguments.get("output") is not None
         return _by(request.outside(call, contract), copies=copies) if runs else NO_EFFECTS
-    if contract.tool in RUNS_IN_A_SESSION or (contract.tool == FORKS_A_SESSION and session.sets_up):
+    tool = KIT.get(contract.tool)
+    if tool is None:
+        return NO_EFFECTS
+    if tool.runs or (tool.name == FORKS_A_SESSION and session.sets_up):
         return _by(session)
-    if contract.tool == SIGNALS_A_PROCESS and call.arguments.get("signal", "KILL") not in _NEVER_HANDLED:
+    if tool.name == SIGNALS_A_PROCESS and call.arguments.get("signal", "KILL") not in _NEVER_HANDLED:
         return _by(session)  # its handler may do anything
-    if contract.tool in WRITES_FILES:
+    if tool.writes_files:
         return PossibleEffects(writes=session.writes)
-    return PossibleEffects(writes=True) if contract.tool in LASTING else NO_EFFECTS
+    return PossibleEffects(writes=True) if tool.lasting else NO_EFFECTS
 
 
 def effects_of_start(

@@ -51,7 +51,7 @@ from ringfence.governance.idempotency import IdempotencyKey, IdempotencyKeys
 from ringfence.governance.journal import CallState
 from ringfence.governance.policy import joined
 from ringfence.governance.rulebook import Rulebook, completion_problem, implicit_contract, is_listed, settled
-from ringfence.sandbox.tools.resources import normal_address
+from ringfence.sandbox.tools import resources
 from ringfence.sandbox.tools.results import explain
 from ringfence.sandbox.tools.toolkit import KIT, SERVER, carried_code, forks
 from ringfence.store import Approval, Store, Transaction, Unproven
@@ -270,7 +270,7 @@ class Pipeline:
         if call.kind == "completion" and (problem := completion_problem(call.arguments)) is not None:
             raise Refused(Status.VALIDATION_FAILURE, "bad_request", f"The completion cannot be made: {problem}.")
         if call.kind == "resource" and call.server == SERVER and SERVER in rules.implicit:
-            if (uri := normal_address(call.tool)) is None:
+            if (uri := resources.normal_address(call.tool)) is None:
                 raise Refused(
                     Status.VALIDATION_FAILURE,
                     "unknown_resource",

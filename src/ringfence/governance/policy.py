@@ -23,7 +23,7 @@ from ringfence.core.expression import Expression, ExpressionError, variables
 from ringfence.core.invisible import folded
 from ringfence.core.model import Action, Call, Contract, Decision, Json, Mode, Rule
 from ringfence.core.record import dataclass
-from ringfence.governance.uris import spellings
+from ringfence.governance import uris
 
 ANY_ARGUMENT = "*"
 """As the name in `argument_patterns`: any string in the arguments, at any depth, keys included."""
@@ -598,12 +598,12 @@ def _other_names(call: Call, contract: Contract) -> tuple[str, ...]:
     which of them it is asked for, is in the hands of servers: rules that restrict are about both. So they are about
     every way to write a URI."""
     if call.kind == "resource":
-        return spellings(call.tool)
+        return uris.spellings(call.tool)
     place = call.arguments if call.kind == "prompt" else call.arguments.get("ref")
     if call.kind not in _NAMES_WITHIN or not isinstance(place, Mapping):
         return ()
     if call.kind == "completion" and place.get("type") != "ref/prompt":
-        return spellings(call.tool)
+        return uris.spellings(call.tool)
     own = place.get("name")
     names = (own, f"{contract.server or call.server}.{own}") if isinstance(own, str) else ()
     return tuple(name for name in names if name != call.tool)

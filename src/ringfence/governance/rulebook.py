@@ -10,10 +10,10 @@ from typing import Any
 from ringfence.core import canonical, invisible
 from ringfence.core.model import Call, Contract, Definition, Json, Mode, ServerSpec, Transport
 from ringfence.core.record import dataclass
+from ringfence.governance import uris
 from ringfence.governance.approvals import Approvals
 from ringfence.governance.contract import Catalog
 from ringfence.governance.policy import Policy
-from ringfence.governance.uris import fits, normal_uri
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,12 @@ def implicit_contract(spec: ServerSpec) -> Contract:
 def settled(call: Call) -> Call | None:
     """The call with its URI in the one form that is compared, recorded and sent; None where it has none."""
     if call.kind == "resource":
-        uri = normal_uri(call.tool)
+        uri = uris.normal_uri(call.tool)
         return None if uri is None else replace(call, tool=uri, arguments={**call.arguments, "uri": uri})
     ref = call.arguments.get("ref")
     if call.kind != "completion" or not isinstance(ref, dict) or ref.get("type") == "ref/prompt":
         return call
-    uri = normal_uri(str(ref.get("uri")))
+    uri = uris.normal_uri(str(ref.get("uri")))
     return None if uri is None else replace(call, tool=uri, arguments={**call.arguments, "ref": {**ref, "uri": uri}})
 
 
@@ -103,7 +103,7 @@ def allowed_item(spec: ServerSpec, kind: str, name: str) -> bool:
     """Whether a server's list offers this resource or prompt."""
     if kind != "resource":
         return any(fnmatchcase(name, pattern) for pattern in spec.prompts)
-    uri = normal_uri(name)
+    uri = uris.normal_uri(name)
     if uri is None or invisible.alike(uri.partition(":")[0]) == _OURS:
         return False  # what is in our scheme, or looks like it, is no server's
-    return any(fits(uri, pattern) for pattern in spec.resources)
+    return any(uris.fits(uri, pattern) for pattern in spec.resources)

@@ -85,8 +85,11 @@ class Engine:
     # ── On the loop ──
 
     async def run(self, wanted: RunRequest, tell: OnOutput | None) -> Outcome:
-        """One run. Raises Unavailable or StoreError if governed calls cannot be opened."""
+        """One run. Raises Unavailable or StoreError if governed calls cannot be opened, ValueError for an output folder
+        that holds what rules over boxes."""
         runs = await self.ready()
+        if wanted.output is not None and (problem := runs.output_problem(wanted.output)) is not None:
+            raise ValueError(f"output {wanted.output}: {problem}")
         return await runs.run(wanted, origin="sdk", tell=tell)
 
     async def call(self, tool: str, arguments: Json, attached: Attached) -> Outcome:

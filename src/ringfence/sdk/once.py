@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
 from ringfence.compose.run_request import RunRequest
-from ringfence.config.folders import declared
 from ringfence.core.box import Input, Layout, Limits, Mount
 from ringfence.core.errors import Unavailable
 from ringfence.core.model import Outcome
@@ -160,6 +159,10 @@ def inputs_of(options: Mapping[str, Any]) -> tuple[Input, ...]:
 def mounts_of(options: Mapping[str, Any]) -> tuple[Mount, ...]:
     """Raises ValueError for a mount that holds credentials without a reason."""
     wanted = options.get("mounts") or ()
+    if not wanted:
+        return ()
+    from ringfence.config.folders import declared  # noqa: PLC0415 - most mount nothing
+
     if isinstance(wanted, Mapping):
         wanted = [Mount(str(host), at) for at, host in wanted.items()]
     if not all(isinstance(mount, Mount) for mount in wanted):

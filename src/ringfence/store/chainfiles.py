@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import secrets
 import sqlite3
 import time
 from pathlib import Path
@@ -326,7 +325,7 @@ class OpenChain:
 
 def begin_chain(folder: Path, keys: Keys) -> OpenChain:
     """A new chain. Raises OSError, StoreError."""
-    chain = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(5)}"
+    chain = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.urandom(5).hex()}"
     # The lock first, then a signed word that the chain exists, and only then the chain itself: a process that
     # sees the chain finds it in use, and no chain is ever without its checkpoint.
     lock = ChainLock.take(folder, chain)

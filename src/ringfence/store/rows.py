@@ -5,15 +5,17 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 from dataclasses import field
-from typing import Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
-from ringfence.audit.approvals import ProvenApproval
 from ringfence.audit.chain import Record
 from ringfence.core import canonical
 from ringfence.core.errors import StoreError
 from ringfence.core.model import Definition, Json
 from ringfence.core.quoting import quoted
 from ringfence.core.record import dataclass
+
+if TYPE_CHECKING:
+    from ringfence.audit.approvals import ProvenApproval
 
 ApprovalState = Literal["pending", "approved", "denied", "expired", "consumed"]
 KeyState = Literal["started", "done", "unknown"]

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ringfence.audit.chain import CLOSED, OPENED
 from ringfence.audit.keys import Keys
@@ -26,13 +26,15 @@ from ringfence.core.errors import StoreError
 from ringfence.core.model import Json, Receipt
 from ringfence.store import clock, naming
 from ringfence.store.chainfiles import AheadFile, ChainLock, CheckpointFile, OpenChain, begin_chain, continue_chain
-from ringfence.store.pruning import Prune, Pruning
-from ringfence.store.reader import Reader
 from ringfence.store.recovery import Recovered, Recovery, durable_transaction
 from ringfence.store.rows import Approval, last_time, recent_times
 from ringfence.store.schema import DATABASE, connect, migrate, prepare_folder
 from ringfence.store.transaction import Transaction
 from ringfence.store.writer import WriteJob, Writer, nothing
+
+if TYPE_CHECKING:
+    from ringfence.store.pruning import Prune
+    from ringfence.store.reader import Reader
 
 T = TypeVar("T")
 
@@ -202,6 +204,8 @@ class Store:
         Waits, so not to be called on an event loop. Raises StoreError, Conflict where another process prunes.
         """
         assert self._keys is not None
+        from ringfence.store.pruning import Pruning  # noqa: PLC0415 - seldom done
+
         return Pruning(self.folder, self._keys, self.write_sync).run(before, by)
 
     # ── Reading ──
@@ -210,6 +214,8 @@ class Store:
         """This thread's reader."""
         reader: Reader | None = getattr(self._local, "reader", None)
         if reader is None:
+            from ringfence.store.reader import Reader  # noqa: PLC0415 - a run that asks nobody reads nothing
+
             reader = self._local.reader = Reader(self.folder)
             self._readers.add(reader)
         return reader

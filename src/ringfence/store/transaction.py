@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from ringfence.audit import approvals, chain
-from ringfence.audit.approvals import NotProven, ProvenApproval
 from ringfence.audit.chain import Head
 from ringfence.audit.keys import Keys
 from ringfence.core import canonical, system
@@ -314,7 +313,7 @@ class Transaction:
             raise RowNotFound(f"there is no approval {identity}")
         return approval_from(self._connection, (*row[:6], "{}", *row[7:]), now), str(row[6])
 
-    def _proven(self, asked: Approval, shown: str | None = None) -> ProvenApproval:
+    def _proven(self, asked: Approval, shown: str | None = None) -> approvals.ProvenApproval:
         """What the log proves of it; that must be what the tables say. Raises Unproven."""
         kinds = (approvals.ASKED, approvals.ANSWERED, approvals.USED, approvals.VOID)
         marks = ", ".join("?" * len(kinds))
@@ -323,7 +322,7 @@ class Transaction:
         ).fetchall()
         try:
             proven = approvals.prove(asked.id, map(record_from, rows), self._keys.public)
-        except NotProven as exc:
+        except approvals.NotProven as exc:
             raise Unproven(asked.id, str(exc) if exc.older else f"{exc}. {_CHANGED}") from None
         place = proven.place
         row = self._connection.execute(

@@ -33,9 +33,6 @@ MOST_REASONS = 1000
 Take = Callable[[int, int], None]
 """Called before a file is copied, with its size and the number of names in its path. Raises LeftOut."""
 
-EMPTY_FOLDER = 40
-"""The size of an empty folder on tmpfs; each entry adds to it."""
-
 
 class LeftOut(Exception):
     """Why a file is not copied."""

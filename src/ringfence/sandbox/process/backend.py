@@ -105,7 +105,8 @@ class ProcessBackend:
 
     async def run(self, spec: BoxSpec, tell: OnOutput | None = None, recheck: Recheck = always) -> BoxReport:
         capabilities.check_spec(spec, self._templates)
-        inputs.check_inputs(spec.inputs, spec.output)
+        if spec.inputs or spec.output is not None:
+            inputs.check_inputs(spec.inputs, spec.output)
         setup = self._setups.get(spec.template, _NO_SETUP)
         if spec.program.kind == "python" and read_at_start(spec.env, setup.env):
             spec = replace(spec, layout="fresh")
@@ -152,7 +153,7 @@ class ProcessBackend:
         self._running[id(run)] = run
         outlet: NetworkOutlet | None = None
         try:
-            before = guarded.look(spec.mounts, _held(baseline))
+            before = guarded.look(spec.mounts, _held(baseline)) if spec.mounts else None
             if not baseline.uses_host_mounts:  # a mount is for the moment, so no box is kept ready with one
                 when(box.left, partial(pool.refill, baseline, limits, box.ended))
             if spec.installs:
@@ -216,7 +217,8 @@ class ProcessBackend:
             root=spec.root,
         )
         capabilities.check_spec(as_run, self._templates)
-        inputs.check_inputs(spec.inputs, None)
+        if spec.inputs:
+            inputs.check_inputs(spec.inputs, None)
         if network is not None:
             _check_namespace(self._without)
         with beginning("the box"):
@@ -494,13 +496,14 @@ class ProcessBackend:
 
 
 def _complete(
-    report: BoxReport, run: ProgramRun, baseline: Baseline, before: guarded.Seen, outlet: NetworkOutlet | None
+    report: BoxReport, run: ProgramRun, baseline: Baseline, before: guarded.Seen | None, outlet: NetworkOutlet | None
 ) -> BoxReport:
     """The report with what is known only once its box is gone."""
     mounts = run.spec.mounts
     trouble = run.box.trouble
     if mounts or len(trouble) > len(report.trouble):
-        report = replace(report, trouble=tuple(trouble), planted=guarded.planted_since(mounts, before))
+        planted = () if before is None else guarded.planted_since(mounts, before)
+        report = replace(report, trouble=tuple(trouble), planted=planted)
     if baseline.programs is not None:
         loose = baseline.programs.advisory or not report.isolation["protections"]["landlock"]["on"]
         report = replace(report, commands="advisory" if loose else "enforced")

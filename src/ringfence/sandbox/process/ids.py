@@ -89,10 +89,8 @@ def take_block(folders: Sequence[Path] | None = None) -> Block:
     folders. By default those of the system, and where they cannot be written a folder of our own among the temporary
     files.
     """
-    if folders is None:
-        folders = (*FOLDERS, Path(tempfile.gettempdir(), f"ringfence-{os.geteuid()}"))
     taken = [*named_ids(_texts(USERS)), *ranges(_texts(RANGES))]
-    lock = open_locks(folders, "uids")
+    lock = open_locks(_usual_folders() if folders is None else folders, "uids")
     try:
         for number in _blocks_in_order():
             base = FIRST + number * SIZE
@@ -158,7 +156,12 @@ def _blocks_in_order() -> Iterator[int]:
         yield (start + step) % BLOCKS
 
 
-def open_locks(folders: Sequence[Path], name: str) -> int:
+def _usual_folders() -> Iterator[Path]:
+    yield from FOLDERS
+    yield Path(tempfile.gettempdir(), f"ringfence-{os.geteuid()}")
+
+
+def open_locks(folders: Iterable[Path], name: str) -> int:
     """The open file of locks, in the first folder that can be made or is there."""
     problem: OSError | None = None
     for path in folders:

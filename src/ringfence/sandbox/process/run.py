@@ -14,7 +14,7 @@ from ringfence.core.box import BoxReport, BoxSpec, Ended, FileFact, Limit, OnOut
 from ringfence.core.errors import Unavailable
 from ringfence.core.model import Json
 from ringfence.core.record import dataclass
-from ringfence.sandbox.files.inputs import put_inputs
+from ringfence.sandbox.files import inputs as input_files
 from ringfence.sandbox.process import output_files, shown
 from ringfence.sandbox.process.box import Box, ProcessExit
 from ringfence.sandbox.process.memory_file import memory_file
@@ -58,7 +58,9 @@ class ProgramRun:
         spec = self.spec
         box = self.box
         loop = asyncio.get_running_loop()
-        inputs = put_inputs(box.descriptors.get("input", -1), spec.inputs, box.host_id) if spec.inputs else ()
+        inputs = (
+            input_files.put_inputs(box.descriptors.get("input", -1), spec.inputs, box.host_id) if spec.inputs else ()
+        )
         denials = Denials(box.descriptors.get("denials"), box.account)
         self._began = time.monotonic()
         self._start()

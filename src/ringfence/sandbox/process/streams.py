@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from threading import Thread
+from typing import cast
 
 from ringfence.core.box import Captured, Limits, Stream
 from ringfence.core.sessions import Tell, TellEnds
@@ -125,8 +126,9 @@ class Output:
             chunk = b""  # a terminal whose other end is closed
         if not chunk:
             self._close(descriptor)
-            if isinstance(self._tell, TellEnds) and stream not in self._open.values():
-                self._tell.closed(stream)
+            # Not `isinstance`, which loads a parser of Python for a protocol.
+            if hasattr(self._tell, "closed") and stream not in self._open.values():
+                cast(TellEnds, self._tell).closed(stream)
             return False
         self._written += len(chunk)
         if self._written > self._limits.output_bytes:

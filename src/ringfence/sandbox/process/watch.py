@@ -14,7 +14,7 @@ from pathlib import Path
 from ringfence.core.box import Ended, Limit, Limits
 from ringfence.core.errors import Refused
 from ringfence.core.system import process_fields
-from ringfence.sandbox.files.walk import Walk
+from ringfence.sandbox.files import walk
 from ringfence.sandbox.process.box import Box
 from ringfence.sandbox.process.limits import uncounted
 from ringfence.sandbox.process.limits.pulse import Rhythm, worked_ms
@@ -161,7 +161,7 @@ def has_long_file(box: Box) -> bool:
     most = longest_file(box.limits)
     for name in box.written:
         with contextlib.suppress(OSError, KeyError, Refused):  # it is gone, or has more files than it is worth
-            entries = Walk(most=_MOST_LOOKED_AT, lenient=True).through(box.descriptors[name])
+            entries = walk.Walk(most=_MOST_LOOKED_AT, lenient=True).through(box.descriptors[name])
             if any(stat.S_ISREG(found.info.st_mode) and found.info.st_size >= most for found in entries):
                 return True
     return False

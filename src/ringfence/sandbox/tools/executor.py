@@ -16,11 +16,10 @@ from ringfence.core.errors import Refused, RingfenceError, Unavailable, WorkProg
 from ringfence.core.model import Answer, Call, Contract, Grant, Json, Status
 from ringfence.core.ports import Access, Backend, InstalledPackages, PackageInstaller, Route, Router, SecretBroker
 from ringfence.core.sessions import Owner, SessionInfo
-from ringfence.sandbox.tools import files, request, resources, sessions
+from ringfence.sandbox.tools import files, request, resources, session_broker, sessions
 from ringfence.sandbox.tools.request import FromSnapshot, Provision
 from ringfence.sandbox.tools.run import in_fresh_box
 from ringfence.sandbox.tools.screening import OutputScreen
-from ringfence.sandbox.tools.session_broker import SessionBroker
 from ringfence.sandbox.tools.task import Task, owner_of
 from ringfence.sandbox.tools.toolkit import KIT, makes_box, needs_session
 
@@ -196,7 +195,7 @@ class Executor:
 
     async def snapshot_of(self, call: Call, contract: Contract) -> str | None:
         """The digest of the snapshot that a call opens a session from. Raises Refused, Unavailable."""
-        if contract.tool != sessions.open_session.name or "snapshot" not in call.arguments:
+        if "snapshot" not in call.arguments or contract.tool != sessions.open_session.name:
             return None
         found = await self._sessions().snapshot(call)
         return None if found is None else found.id
@@ -263,7 +262,7 @@ class SessionExecutor:
         self._provision = provision
         self._route_of = route
         self._installed = installed
-        self._session_broker = SessionBroker(keeper, broker)
+        self._session_broker = session_broker.SessionBroker(keeper, broker)
         self._check_network = check_network
         self._is_handed_over = is_handed_over
         self._known: dict[str, _Reach] = {}

@@ -15,7 +15,7 @@ from ringfence.core.box import BoxReport, Captured, Shown, Stream
 from ringfence.core.model import Contract, Json, Status
 from ringfence.core.record import plain
 from ringfence.core.sessions import Failure, StepReport
-from ringfence.sandbox.tools.resources import address
+from ringfence.sandbox.tools import resources
 
 MOST_FILES = 1000
 MOST_LINKS = 20
@@ -260,7 +260,7 @@ def _links(session: str, files: list[Json]) -> Iterator[Json]:
     for file in files[:MOST_LINKS]:
         path = str(file["path"])
         name = path.rpartition("/")[2]
-        yield {"type": "resource_link", "uri": address(session, path), "name": name, "size": file["bytes"]}
+        yield {"type": "resource_link", "uri": resources.address(session, path), "name": name, "size": file["bytes"]}
 
 
 def explain(result: Json, facts: Mapping[str, Any]) -> None:

@@ -22,7 +22,7 @@ from ringfence.core.sessions import (
     discard_output,
     discard_value,
 )
-from ringfence.sandbox.tools import languages, request, results
+from ringfence.sandbox.tools import languages, processes, request, results
 from ringfence.sandbox.tools.definition import (
     ALLOW_PACKAGES,
     CELL,
@@ -42,7 +42,6 @@ from ringfence.sandbox.tools.definition import (
     programs_stated,
 )
 from ringfence.sandbox.tools.limits import limits_schema
-from ringfence.sandbox.tools.processes import line, process_json
 from ringfence.sandbox.tools.task import Task, already_begun
 
 if TYPE_CHECKING:
@@ -255,8 +254,15 @@ async def _check_layout(task: Task) -> None:
 
 async def _background(task: Task) -> Answer:
     info = await task.keeper.start(task.owner, task.session, request.command(task.grant, task.provision))
-    result = {"stdout": "", "stderr": "", "exit_code": None, "files": [], **process_json(info), "ended": "running"}
-    words = f"{line(info)}\nIts output: process_output(session={task.session!r}, process={info.process})"
+    result = {
+        "stdout": "",
+        "stderr": "",
+        "exit_code": None,
+        "files": [],
+        **processes.process_json(info),
+        "ended": "running",
+    }
+    words = f"{processes.line(info)}\nIts output: process_output(session={task.session!r}, process={info.process})"
     return task.answer(result, words)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable
 from contextlib import suppress
-from secrets import token_hex
 from typing import TYPE_CHECKING
 
 from ringfence.core.aio import shielded
@@ -66,7 +66,7 @@ class SessionBroker:
 
     async def _listen(self, owner: Owner) -> None:
         if self._listening is None or self._listening.done() or self._begun is None:
-            self._name = token_hex(16)
+            self._name = secrets.token_hex(16)
             self._begun = asyncio.get_running_loop().create_future()
             self._listening = asyncio.get_running_loop().create_task(self._hear(owner, self._name, self._begun))
         await shielded(self._begun)

@@ -2,37 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import TYPE_CHECKING
 
 from ringfence.core import canonical
 from ringfence.core.box import NO_OUTSIDE, Limits, Outside
 from ringfence.core.model import Call, Contract, Definition, Json, Mode, Transport
-from ringfence.sandbox.tools import files, languages, processes, request, run, sessions
+from ringfence.sandbox.tools import languages, request, run
 from ringfence.sandbox.tools.definition import Tool, ToolOffer
 from ringfence.sandbox.tools.request import BoxContents, SessionLifetimes
 
 SERVER = "ringfence"
 """Takes the place of a server's name; no server of a configuration can have this name."""
-KIT: Mapping[str, Tool] = {
-    each.name: each
-    for module in (run, sessions, files, processes)
-    for each in vars(module).values()
-    if isinstance(each, Tool)
-}
-"""By name, in the order in which they are declared and offered."""
-PROGRAMS = tuple(name for name, tool in KIT.items() if not tool.needs_session)
-BOX_MAKERS = tuple(name for name, tool in KIT.items() if tool.makes_box)
-"""The tools that make a box; the others are for an existing one."""
-RUNS_IN_A_SESSION = tuple(name for name, tool in KIT.items() if tool.runs)
-FORKS_A_SESSION = sessions.fork_session.name
-WRITES_FILES = tuple(name for name, tool in KIT.items() if tool.writes_files)
-SIGNALS_A_PROCESS = processes.stop_process.name
-LASTING = tuple(name for name, tool in KIT.items() if tool.lasting)
-TOOLS = tuple(name for name, tool in KIT.items() if not tool.only_wide and not tool.if_declared)
-DECLARABLE = (*TOOLS, *(name for name, tool in KIT.items() if tool.if_declared))
-"""Tools that a contract can be for; an agent has the last ones only where there is one."""
-WIDE_TOOLS = tuple(KIT)
-"""Those for callers in this process as well."""
+
+
+class _Kit(Mapping[str, Tool]):
+    """By name, in the order in which they are declared and offered. A run of one program asks for the first ones alone,
+    and does not load those of sessions."""
+
+    def __getitem__(self, name: str) -> Tool:
+        return _FIRST[name] if name in _FIRST else _all()[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in _FIRST or name in _all()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_all())
+
+    def __len__(self) -> int:
+        return len(_all())
+
+
+def _tools(*modules: object) -> dict[str, Tool]:
+    return {each.name: each for module in modules for each in vars(module).values() if isinstance(each, Tool)}
+
+
+@cache
+def _all() -> Mapping[str, Tool]:
+    from ringfence.sandbox.tools import files, processes, sessions  # noqa: PLC0415 - see `_Kit`
+
+    return _FIRST | _tools(sessions, files, processes)
+
+
+_FIRST = _tools(run)
+KIT: Mapping[str, Tool] = _Kit()
+FORKS_A_SESSION = "fork_session"
+SIGNALS_A_PROCESS = "stop_process"
+PROGRAMS = tuple(name for name, tool in _FIRST.items() if not tool.needs_session)
+
+if TYPE_CHECKING:
+    BOX_MAKERS: tuple[str, ...]
+    """The tools that make a box; the others are for an existing one."""
+    TOOLS: tuple[str, ...]
+    DECLARABLE: tuple[str, ...]
+    """Tools that a contract can be for; an agent has the last ones only where there is one."""
+    WIDE_TOOLS: tuple[str, ...]
+    """Those for callers in this process as well."""
+else:
+
+    def __getattr__(name: str) -> tuple[str, ...]:
+        tools = _all().values()
+        offered = [each for each in tools if not each.only_wide and not each.if_declared]
+        chosen = {
+            "BOX_MAKERS": [each for each in tools if each.makes_box],
+            "TOOLS": offered,
+            "DECLARABLE": [*offered, *(each for each in tools if each.if_declared)],
+            "WIDE_TOOLS": tools,
+        }
+        if name not in chosen:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = globals()[name] = tuple(each.name for each in chosen[name])
+        return found
 
 
 def mode(tool: str) -> Mode:
@@ -58,7 +99,12 @@ def definition(
 
 def makes_box(call: Call, contract: Contract) -> bool:
     """Whether the call makes a box, and is not for an existing one."""
-    return contract.tool in BOX_MAKERS and not (contract.tool in PROGRAMS and "session" in call.arguments)
+    return is_box_maker(contract.tool) and not (contract.tool in PROGRAMS and "session" in call.arguments)
+
+
+def is_box_maker(tool: str) -> bool:
+    """Whether calls of the tool can make a box."""
+    return tool in KIT and KIT[tool].makes_box
 
 
 def needs_session(call: Call, contract: Contract) -> bool:

@@ -92,7 +92,7 @@ def _spans(edges: Mapping[int, Goal]) -> list[tuple[int, Goal]]:
     """From goals in the order of their first values: neighbours with one goal become one."""
     spans: list[tuple[int, Goal]] = []
     for first, goal in edges.items():
-        if not spans or spans[-1][1] != goal:
+        if not spans or (spans[-1][1] is not goal and spans[-1][1] != goal):
             spans.append((first, goal))
     return spans
 

@@ -152,7 +152,8 @@ class Zygote:
             sys.path.clear()
         sys.path_importer_cache.clear()
         _require_one_thread()
-        gc.collect()
+        if config["rehearses"]:
+            gc.collect()  # for one box alone it takes longer than it saves
         gc.freeze()
         gc.disable()
         if config["preload"]:

@@ -355,17 +355,35 @@ def _copy(source: str, target: str) -> None:
     """Copy small public files: a mount for each would have to be made again for every box."""
     try:
         os.makedirs(os.path.dirname(target), 0o755, exist_ok=True)
-        if os.path.islink(source):
-            os.symlink(os.readlink(source), target)
-        elif os.path.isdir(source):
-            os.makedirs(target, 0o755, exist_ok=True)
-            for entry in os.listdir(source):
-                _copy(f"{source}/{entry}", f"{target}/{entry}")
-        elif os.path.isfile(source) and os.path.getsize(source) <= _LARGEST_FILE:
-            with open(source, "rb") as old, open(target, "wb") as new:
-                new.write(old.read())
+        if os.path.isdir(source) and not os.path.islink(source):
+            _copy_folder(source, target)
+        elif os.path.lexists(source):
+            _copy_one(source, target, link=os.path.islink(source))
     except OSError:
         return  # missing, or not readable by all users: then not by boxes either
+
+
+def _copy_folder(source: str, target: str) -> None:
+    """There are hundreds of certificates and alternatives, nearly all of them links."""
+    os.makedirs(target, 0o755, exist_ok=True)
+    with os.scandir(source) as entries:
+        for entry in entries:
+            try:
+                inside = f"{target}/{entry.name}"
+                if entry.is_dir(follow_symlinks=False):
+                    _copy_folder(entry.path, inside)
+                else:
+                    _copy_one(entry.path, inside, link=entry.is_symlink())
+            except OSError:
+                continue  # as above
+
+
+def _copy_one(source: str, target: str, *, link: bool) -> None:
+    if link:
+        os.symlink(os.readlink(source), target)
+    elif os.path.isfile(source) and os.path.getsize(source) <= _LARGEST_FILE:
+        with open(source, "rb") as old, open(target, "wb") as new:
+            new.write(old.read())
 
 
 def _devices(place: str) -> None:

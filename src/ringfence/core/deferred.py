@@ -1,0 +1,128 @@
+"""Modules of the standard library that others load at once and a short run never uses.
+
+`asyncio` loads `ssl` for connections that a run of one program has not, and `inspect`, with a parser of Python, for
+errors. Together they take as long as starting an interpreter. While `loading` is open, such a module is entered as
+one without contents; it is executed when somebody first looks for a name in it.
+"""
+
+from __future__ import annotations
+
+import sys
+from _thread import RLock
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+
+# Not from typing, which is larger than all that this module needs.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from typing import Any
+
+_OTHERS = (
+    "asyncio.sslproto",
+    "asyncio.staggered",
+    "bz2",
+    "inspect",
+    "ipaddress",
+    "locale",
+    "lzma",
+    "re2",
+    "secrets",
+    "shlex",
+    "shutil",
+    "ssl",
+    "tempfile",
+    "textwrap",
+)
+_OURS = (
+    "audit.approvals",
+    "core.excerpt",
+    "core.sizes",
+    "governance.approval_binding",
+    "governance.call_meta",
+    "governance.uris",
+    "sandbox.files.collect",
+    "sandbox.files.guarded",
+    "sandbox.files.inputs",
+    "sandbox.files.paths",
+    "sandbox.files.walk",
+    "sandbox.process.shown",
+    "sandbox.process.untrusted_reply",
+    "sandbox.tools.files",
+    "sandbox.tools.processes",
+    "sandbox.tools.resources",
+    "sandbox.tools.session_broker",
+    "sandbox.tools.sessions",
+)
+DEFERRED = frozenset((*_OTHERS, *(f"ringfence.{name}" for name in _OURS)))
+"""None of them is imported by a module that it imports itself, so that two threads cannot wait for each other."""
+
+_OF_IMPORTS = frozenset(
+    ("__class__", "__dict__", "__file__", "__loader__", "__name__", "__package__", "__path__", "__spec__")
+)
+"""What the system of imports looks at, also where a module is only named."""
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """What is imported in here is loaded, but for DEFERRED. What was loaded before is left as it is."""
+    finder: Any = _Finder()
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+class _Finder:
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name not in DEFERRED:
+            return None
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(name, path, target)
+            if spec is not None:
+                spec.loader = _Loader(spec.loader)  # type: ignore[assignment]
+                return spec
+        return None
+
+
+class _Loader:
+    """Loads a module when a name is looked for in it."""
+
+    def __init__(self, real: Any) -> None:
+        self.real = real
+        self.lock = RLock()
+        self.begun = False
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        made: ModuleType | None = self.real.create_module(spec)
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__class__ = _Deferred
+
+
+class _Deferred(ModuleType):
+    """A module that was not executed yet."""
+
+    def __getattribute__(self, name: str) -> Any:
+        get = super().__getattribute__
+        if name in _OF_IMPORTS:
+            return get(name)
+        spec = get("__spec__")
+        loader: _Loader = spec.loader
+        if not isinstance(loader, _Loader):
+            return get(name)  # executed, while we were on the way here
+        with loader.lock:
+            if spec.loader is loader and not loader.begun:
+                loader.begun = True
+                try:
+                    self.__loader__ = loader.real
+                    loader.real.exec_module(self)
+                except BaseException:
+                    loader.begun = False
+                    raise
+                spec.loader = loader.real
+                self.__class__ = ModuleType  # type: ignore[assignment]
+        return get(name)
