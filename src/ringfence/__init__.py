@@ -91,10 +91,7 @@ if not TYPE_CHECKING:  # to a type checker, a name that is not listed above does
     def __getattr__(name: str) -> object:
         if name not in _HOMES:
             raise AttributeError(f"module 'ringfence' has no attribute {name!r}")
-        from ringfence.core import deferred  # noqa: PLC0415 - a module of ours alone need not load it
-
-        with deferred.loading():
-            found = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+        found = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
         return found
 
 

@@ -15,6 +15,7 @@ import sys, types
 from ringfence.core import deferred
 def waiting():
     return sorted(n for n in deferred.DEFERRED if n in sys.modules and type(sys.modules[n]) is not types.ModuleType)
+deferred.enable()
 with deferred.loading():
     import asyncio, inspect, ssl
 assert {"asyncio.sslproto", "inspect", "ssl"} <= set(waiting()), waiting()
@@ -50,7 +51,8 @@ def test_a_module_is_executed_when_it_is_used(use: str) -> None:
 
 
 def test_what_was_loaded_before_stays_as_it_is() -> None:
-    code = "import ssl\nfrom ringfence.core import deferred\nwith deferred.loading():\n    import ssl as again\n"
+    code = "import ssl\nfrom ringfence.core import deferred\ndeferred.enable()\n"
+    code += "with deferred.loading():\n    import ssl as again\n"
     code += "import sys, types\nassert again is ssl and type(ssl) is types.ModuleType\n"
     code += "assert not any(type(each).__module__ == deferred.__name__ for each in sys.meta_path)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
@@ -58,3 +60,12 @@ def test_what_was_loaded_before_stays_as_it_is() -> None:
 
 def test_every_name_is_that_of_a_module() -> None:
     assert [name for name in deferred.DEFERRED if importlib.util.find_spec(name) is None] == []
+
+
+def test_a_program_that_uses_the_sdk_finds_its_modules_as_it_knows_them() -> None:
+    code = (
+        "import ringfence, sys, types\nringfence.run_code, ringfence.Sandbox\nfrom ringfence.compose import backends\n"
+    )
+    code += "assert {type(each) for name, each in sys.modules.items() if name in ('ssl', 'inspect', 'shutil')}"
+    code += " <= {types.ModuleType}"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)

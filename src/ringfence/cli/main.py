@@ -59,6 +59,7 @@ def _ran(words: list[str]) -> bool:
 
     if system.no_boxes() is not None:
         return False
+    deferred.enable()
     with deferred.loading():
         from ringfence.cli import run_words
 

@@ -2,7 +2,8 @@
 
 `asyncio` loads `ssl` for connections that a run of one program has not, and `inspect`, with a parser of Python, for
 errors. Together they take as long as starting an interpreter. While `loading` is open, such a module is entered as
-one without contents; it is executed when somebody first looks for a name in it.
+one without contents; it is executed when somebody first looks for a name in it. That is done in the process of our own
+command alone: a program that uses the SDK finds its modules as it knows them.
 """
 
 from __future__ import annotations
@@ -64,9 +65,21 @@ _OF_IMPORTS = frozenset(
 """What the system of imports looks at, also where a module is only named."""
 
 
+_enabled = False
+
+
+def enable() -> None:
+    """To be called where this process is that of our command, and runs nothing else."""
+    global _enabled
+    _enabled = True
+
+
 @contextmanager
 def loading() -> Iterator[None]:
     """What is imported in here is loaded, but for DEFERRED. What was loaded before is left as it is."""
+    if not _enabled:
+        yield
+        return
     finder: Any = _Finder()
     sys.meta_path.insert(0, finder)
     try:
