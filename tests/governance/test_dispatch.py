@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
 from ringfence.core.box import Mount
-from ringfence.core.errors import OutcomeUnknown, Refused, Unavailable
-from ringfence.core.model import Contract, Decision, Grant, NetworkSpec, PackageSpec, Principal, ServerSpec, Status
+from ringfence.core.errors import OutcomeUnknown, Refused, Unavailable, UpstreamFailed
+from ringfence.core.model import (
+    Contract,
+    Decision,
+    Grant,
+    Json,
+    NetworkSpec,
+    PackageSpec,
+    Principal,
+    ServerSpec,
+    Status,
+)
+from ringfence.core.ports import UpstreamRequest
 from ringfence.governance import dispatch
 from ringfence.governance.contract import build
 from ringfence.governance.dispatch import Dispatcher, DispatchTargets, network_allows
+from ringfence.governance.facts import both_networks
 from tests.boxing import fake, report
-from tests.faking import OK, Client, Reply, Servers, contract, definition, make_call
+from tests.faking import OK, Client, Reply, Servers, contract, definition, governed, make_call
 
 pytestmark = pytest.mark.anyio
 
@@ -236,6 +250,42 @@ async def test_a_box_that_could_not_be_made_is_tried_again_where_the_contract_sa
 
 
 # ── networks ──
+
+
+GONE = {"host": "a.example", "port": 443, "rule": "out", "count": 2, "bytes_in": 1, "bytes_out": 3}
+SENT = {"allowed": [GONE], "denied": [], "bytes_in": 1, "bytes_out": 3}
+ENDINGS = {
+    "an error": UpstreamFailed("upstream_error", -32000, "no"),
+    "its end": OutcomeUnknown("server_died", "gone"),
+    "a timeout": Refused(Status.TIMEOUT, "timeout", "no answer"),
+    "nothing to be had": Unavailable("pin_changed", "another"),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS.values(), ids=list(ENDINGS))
+async def test_what_a_servers_box_asked_for_is_told_however_its_call_ended(ending: Exception, tmp_path: Path) -> None:
+    attempts: list[Json] = []
+
+    async def answer(request: UpstreamRequest) -> Json:
+        assert request.asked is not None
+        request.asked(SENT)
+        attempts.append(SENT)
+        raise ending
+
+    async with governed(tmp_path, replies=[answer]) as way:
+        outcome = await way.call()
+        assert not outcome.ok
+        sent = reduce(both_networks, attempts)
+        assert outcome.facts["network"] == sent and sent is not None and sent["bytes_out"] == 3 * len(attempts)
+        assert way.finished()[0]["facts"]["network"] == sent
+
+
+def test_what_was_asked_for_in_two_attempts_is_added_up() -> None:
+    other = {**GONE, "host": "b.example"}
+    both = both_networks(SENT, {"allowed": [other, GONE], "denied": [], "failed": [], "bytes_in": 2, "bytes_out": 6})
+    twice = {**GONE, "count": 4, "bytes_in": 2, "bytes_out": 6}
+    assert both == {"allowed": [twice, other], "denied": [], "failed": [], "bytes_in": 3, "bytes_out": 9}
+    assert both_networks(None, SENT) == both_networks(SENT, None) == SENT
 
 
 @pytest.mark.parametrize(

@@ -365,8 +365,6 @@ class Answer:
     ran: Ran | None = None
     """What the supervisor saw of a program in a box."""
     within: Within | None = None
-    network: Json | None = None
-    """What a server's box asked of the network meanwhile, where there is one."""
     redactions: Mapping[str, int] = field(default_factory=dict)
     """What was removed already, by rule."""
     secrets: Mapping[str, int] = field(default_factory=dict)

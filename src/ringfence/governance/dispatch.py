@@ -199,8 +199,11 @@ class Dispatcher:
             return NO_OUTSIDE
         return await self._require_executor(contract).outside(call)
 
-    async def run(self, grant: Grant, channel: Channel) -> Answer:
-        """Carry out a grant once; again only where nothing was sent, or where the contract says `idempotent`."""
+    async def run(self, grant: Grant, channel: Channel, asked: Callable[[Json | None], None] | None = None) -> Answer:
+        """Carry out a grant once; again only where nothing was sent, or where the contract says `idempotent`.
+
+        `asked` gets what the box of a server asked of the network in each attempt, however that ended.
+        """
         if time.monotonic() > grant.expires_at:
             with WorkProgress():
                 raise Unavailable("grant_expired", "the grant of this call has expired")
@@ -211,7 +214,7 @@ class Dispatcher:
         while True:
             try:
                 await grant.recheck()
-                answer = await self._attempt(grant, channel, left)
+                answer = await self._attempt(grant, channel, left, asked)
                 return replace(answer, attempts=attempt) if attempt > 1 else answer
             except (Unavailable, OutcomeUnknown) as exc:
                 # Once an attempt may have run, a later one that never started does not undo it.
@@ -230,14 +233,15 @@ class Dispatcher:
             await asyncio.sleep(pause)
             attempt += 1
 
-    async def _attempt(self, grant: Grant, channel: Channel, timeout: float) -> Answer:
+    async def _attempt(
+        self, grant: Grant, channel: Channel, timeout: float, asked: Callable[[Json | None], None] | None
+    ) -> Answer:
         contract = grant.contract
         call = grant.call
         if contract.transport is Transport.SANDBOXED_EXEC:
             with WorkProgress():
                 executor = self._require_executor(contract)
             return await executor.run(grant)
-        seen: list[Json | None] = []
         mounts = _mounts(contract, self.targets.servers.get(contract.server or ""))
         request = UpstreamRequest(
             server=contract.server or "",
@@ -253,7 +257,7 @@ class Dispatcher:
             fresh=grant.decision.sandbox or mounts is not None,
             mounts=mounts,
             changes=contract.mode is not Mode.READ,
-            asked=seen.append,
+            asked=asked,
             recheck=grant.recheck,
         )
         if contract.secrets:
@@ -275,7 +279,7 @@ class Dispatcher:
         status, code = (Status.FAILED, "tool_error") if result.get("isError") else (Status.SUCCESS, "ok")
         box = (call.principal, call.box) if call.box is not None else None
         isolation = self._upstreams.isolation(request.server, fresh=request.fresh, box=box)
-        return Answer(result, status, code, isolation=isolation, network=seen[-1] if seen else None)
+        return Answer(result, status, code, isolation=isolation)
 
 
 def network_allows(network: NetworkSpec, host: str, port: int) -> bool:

@@ -25,6 +25,7 @@ from ringfence.sandbox.tools.limits import limit_words, signal_words, span
 _WITHHELD = frozenset({"result_too_large", "bad_output", "invalid_result"})
 _MOST_FILES = 1000
 _MOST_SHOWN = 5
+_SUMS = ("count", "bytes_in", "bytes_out")
 _UNSEEN_NETWORK: Json = {"allowed": None, "denied": None, "bytes_in": None, "bytes_out": None}
 _NO_NETWORK: Json = {"allowed": [], "denied": [], "bytes_in": 0, "bytes_out": 0}
 _ENDED = {
@@ -150,7 +151,8 @@ def _of_server(ending: Ending) -> Json:
         "timed_out": timed_out,
         "limit": "wall" if timed_out else None,
         "usage": {"cpu_ms": None, "peak_memory_bytes": None, "io_bytes": None, "processes": None},
-        "network": (ending.network or _UNSEEN_NETWORK) if ran else None,
+        # A call that did not reach its server's program has none of its own; what its box did meanwhile is told.
+        "network": (ending.network or _UNSEEN_NETWORK) if ran or any((ending.network or {}).values()) else None,
         "inputs": [],
         "files": [],
         "output": {
@@ -298,6 +300,25 @@ def _copied(ending: Ending) -> bool | None:
 def _is_given_up(ending: Ending) -> bool:
     """Whether it had a box of its own that was killed under it: nobody is to rely on what was seen by then."""
     return ending.within is None and ending.ran is not None and ending.ran.report.ended == "cancelled"
+
+
+def both_networks(one: Json | None, other: Json | None) -> Json | None:
+    """The `network` fact of two attempts."""
+    if one is None or other is None:
+        return other if one is None else one
+    out: Json = {}
+    for name in {**one, **other}:
+        values = (one.get(name) or (), other.get(name) or ())
+        if any(isinstance(value, int) for value in values):
+            out[name] = sum(value or 0 for value in values)
+            continue
+        places: dict[tuple[Any, ...], Json] = {}
+        for entry in (*values[0], *values[1]):
+            key = tuple(value for what, value in entry.items() if what not in _SUMS)
+            known = places.setdefault(key, {**entry, **{what: 0 for what in _SUMS if what in entry}})
+            known.update({what: known.get(what, 0) + entry[what] for what in _SUMS if what in entry})
+        out[name] = list(places.values())
+    return out
 
 
 def went_out(network: Mapping[str, Any]) -> bool:

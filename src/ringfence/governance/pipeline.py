@@ -596,18 +596,19 @@ class Pipeline:
         state.isolation = answer.isolation
         state.ran = answer.ran
         state.within = answer.within
-        state.network = answer.network
         state.redactions = dict(answer.redactions)
         state.secrets = dict(answer.secrets)
 
     async def _carry_out(self, rules: Rulebook, state: CallState, grant: Grant, channel: Channel) -> Outcome:
         state.dispatched = True
         clean = GuardedChannel(self._guard, grant.contract, channel)
+        answering = AnswerChannel(clean, channel, lambda: self._in_force(rules, state), state, self._guard, self._store)
+
+        def asked(network: Json | None) -> None:
+            state.network = facts.both_networks(state.network, network)
+
         try:
-            answer = await self._dispatcher.run(
-                grant,
-                AnswerChannel(clean, channel, lambda: self._in_force(rules, state), state, self._guard, self._store),
-            )
+            answer = await self._dispatcher.run(grant, answering, asked)
         except (Unavailable, Refused) as exc:
             refused = isinstance(exc, Unavailable) or exc.status is Status.VALIDATION_FAILURE
             # What can change nothing outside has begun nothing there, whatever stopped it.
