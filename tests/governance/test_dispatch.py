@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -275,7 +274,9 @@ async def test_what_a_servers_box_asked_for_is_told_however_its_call_ended(endin
     async with governed(tmp_path, replies=[answer]) as way:
         outcome = await way.call()
         assert not outcome.ok
-        sent = reduce(both_networks, attempts)
+        sent: Json | None = None
+        for each in attempts:
+            sent = both_networks(sent, each)
         assert outcome.facts["network"] == sent and sent is not None and sent["bytes_out"] == 3 * len(attempts)
         assert way.finished()[0]["facts"]["network"] == sent
 
