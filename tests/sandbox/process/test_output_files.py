@@ -14,6 +14,7 @@ import pytest
 from ringfence.core.box import FileFact
 from ringfence.core.sessions import Cell
 from ringfence.sandbox.files import collect
+from ringfence.sandbox.process import output_files
 from ringfence.sandbox.process.live import LiveBox
 from ringfence.sandbox.process.output_files import OutputFiles
 
@@ -51,7 +52,7 @@ class Folder:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
-    monkeypatch.setattr(collect, "EMPTY_FOLDER", -1)  # folders of other file systems have another size
+    monkeypatch.setattr(output_files, "EMPTY_FOLDER", -1)  # folders of other file systems have another size
     made = Folder(tmp_path, monkeypatch)
     yield made
     os.close(made.descriptor)

@@ -13,7 +13,7 @@ from ringfence.core.aio import shielded
 from ringfence.core.box import FileFact
 from ringfence.sandbox.files import collect
 
-_EMPTY_FOLDER = 40
+EMPTY_FOLDER = 40
 """The size of an empty folder on tmpfs; each entry adds to it."""
 _MOST_FILES = 10_000
 _MUCH = 1_000_000
@@ -33,7 +33,7 @@ _Found = tuple[_Look, tuple[FileFact, ...], dict[str, str]]
 def left_any(workspace: int) -> bool:
     """Whether there may be any files: the size of the folder shows it."""
     try:
-        return os.stat("output", dir_fd=workspace, follow_symlinks=False).st_size != _EMPTY_FOLDER
+        return os.stat("output", dir_fd=workspace, follow_symlinks=False).st_size != EMPTY_FOLDER
     except OSError:
         return False
 
