@@ -25,6 +25,7 @@ USES = {
     "from": "from inspect import signature; assert signature(print) and 'inspect' not in waiting()",
     "a name that it lacks": "assert not hasattr(inspect, 'nothing') and 'inspect' not in waiting()",
     "another import alone": "import inspect, ssl, asyncio; assert 'inspect' in waiting() and 'ssl' in waiting()",
+    "all of its names": "assert 'SSLContext' in deferred.names(ssl) and 'ssl' not in waiting()",
     "a loop": "asyncio.run(asyncio.sleep(0)); assert 'ssl' in waiting()",
     "reloaded": "import importlib; importlib.reload(inspect); assert inspect.signature(print)",
     "its loader": "ssl.SSLContext; assert ssl.__loader__ is ssl.__spec__.loader and ssl.__loader__.get_source('ssl')",

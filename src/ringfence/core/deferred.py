@@ -88,6 +88,12 @@ def loading() -> Iterator[None]:
         sys.meta_path.remove(finder)
 
 
+def names(module: ModuleType) -> dict[str, Any]:
+    """All that is in a module. `vars` alone does not execute it: the system of imports looks there, too."""
+    module.__doc__  # noqa: B018 - whatever name is looked for, the module is executed
+    return vars(module)
+
+
 class _Finder:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name not in DEFERRED:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cache
+from types import ModuleType
 from typing import TYPE_CHECKING
 
-from ringfence.core import canonical
+from ringfence.core import canonical, deferred
 from ringfence.core.box import NO_OUTSIDE, Limits, Outside
 from ringfence.core.model import Call, Contract, Definition, Json, Mode, Transport
 from ringfence.sandbox.tools import languages, request, run
@@ -34,8 +35,8 @@ class _Kit(Mapping[str, Tool]):
         return len(_all())
 
 
-def _tools(*modules: object) -> dict[str, Tool]:
-    return {each.name: each for module in modules for each in vars(module).values() if isinstance(each, Tool)}
+def _tools(*modules: ModuleType) -> dict[str, Tool]:
+    return {each.name: each for module in modules for each in deferred.names(module).values() if isinstance(each, Tool)}
 
 
 @cache
@@ -62,6 +63,8 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> tuple[str, ...]:
+        if name not in ("BOX_MAKERS", "TOOLS", "DECLARABLE", "WIDE_TOOLS"):  # an import asks for `__path__`
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         tools = _all().values()
         offered = [each for each in tools if not each.only_wide and not each.if_declared]
         chosen = {
@@ -70,8 +73,6 @@ else:
             "DECLARABLE": [*offered, *(each for each in tools if each.if_declared)],
             "WIDE_TOOLS": tools,
         }
-        if name not in chosen:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         found = globals()[name] = tuple(each.name for each in chosen[name])
         return found
 
