@@ -15,6 +15,7 @@ from ringfence.sandbox.process import interpreter as interpreters
 from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.process.interpreter import Interpreter
 from ringfence.sandbox.process.live import LiveBox
+from ringfence.sandbox.process.step import StepClock
 from tests import tooling
 
 pytestmark = pytest.mark.anyio
@@ -232,3 +233,25 @@ except KeyboardInterrupt:
     with pytest.raises(asyncio.CancelledError):
         await running
     assert said(await following) == "42"
+
+
+async def test_a_cell_that_is_cancelled_in_a_pause_can_react_after_it(
+    box: LiveBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interpreters, "GRACE_SECONDS", 0.05)
+    interpreter = await box.interpreter()
+    assert (await run(interpreter, "x = 41")).error is None
+    heard: asyncio.Queue[bytes] = asyncio.Queue()
+    slow = b"import time\nprint('begun', flush=True)\ntime.sleep(600)"
+    cell = Cell(slow, Limits(wall_seconds=600))
+    running = asyncio.create_task(interpreter.run(cell, lambda _, data: heard.put_nowait(data), lambda _: None))
+    assert await heard.get() == b"begun\n"
+    box.pause()
+    running.cancel()
+    await asyncio.sleep(0.2)
+    assert not running.done(), "it stands still, and so does its time"
+    monkeypatch.setattr(StepClock, "go_on", lambda self: None)  # a slow machine does not end it either
+    box.resume()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert said(await run(interpreter, "x + 1")) == "42"

@@ -122,3 +122,22 @@ assert not any(libc.mprotect(start + number * size, size, 1) for number in range
     mapped = await interpreter.run(Cell(mapping), lambda *_: None, lambda _: None)
     assert [fact.path for fact in mapped.report.files] == ["/workspace/output/x"]
     assert box._maps_files(1 << 24)
+
+
+async def test_a_folder_that_is_closed_to_us_is_named(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where an ordinary user's boxes have ids of their own."""
+    folder.write("a", 10)
+    opened = os.open
+
+    def refused(path: Any, *rest: Any, **more: Any) -> int:
+        if path == "output":
+            raise PermissionError(13, "Permission denied")
+        return opened(path, *rest, **more)
+
+    monkeypatch.setattr(output_files, "left_any", lambda _: True)
+    monkeypatch.setattr(os, "open", refused)
+    await folder.files.read_ahead()
+    assert folder.files.changed() == ((), {collect.OUTPUT: "it cannot be read: Permission denied"})
+    await folder.files.read_ahead()
+    assert folder.files.changed() == ((), {}), "nothing is new"
+    assert output_files.collected(folder.descriptor, None, 1000, 10)[1]

@@ -186,7 +186,7 @@ class Interpreter:
         may_send = cell.reported or name is not None
         step = Step(self._home, self._member, cell.limits, tell, reported=cell.reported, may_send=may_send)
         self._running = step
-        step.on_stop = lambda: self._stop(over)
+        step.on_stop = lambda: self._stop(step, over)
         step.on_timeout = lambda: claims.done and self._allow_grace(step, over)
 
         def on_message(data: bytes) -> None:
@@ -318,10 +318,11 @@ class Interpreter:
         self._member.signal(signal.SIGINT)
         return True
 
-    def _stop(self, over: asyncio.Event) -> None:
-        """Interrupt the cell first, so that variables stay; if it goes on, kill the interpreter."""
+    def _stop(self, step: Step, over: asyncio.Event) -> None:
+        """Interrupt the cell first, so that variables stay; if it goes on, kill the interpreter. In a pause it cannot
+        react, and has its time afterwards."""
         self._member.signal(signal.SIGINT)
-        asyncio.get_running_loop().call_later(self._grace, self._kill_unless_over, over)
+        step.restart_clock(self._grace, lambda: self._kill_unless_over(over))
 
     @property
     def _grace(self) -> float:

@@ -56,6 +56,7 @@ class StepBox(Protocol):
     interpreter_path: str | None
     outputs: OutputFiles
     late_output: LateOutput
+    paused: bool
 
     def cpu_ms(self) -> float: ...
 
@@ -163,6 +164,13 @@ class Step:
     def stop(self, ended: Ended, limit: Limit | None) -> None:
         if self.end_as(ended, limit):
             self.on_stop()
+
+    def restart_clock(self, seconds: float, call: Callable[[], None]) -> None:
+        """From here on, this is called when its time is up. A pause does not count, as before."""
+        self.clock.cancel()
+        self.clock = StepClock(seconds, call)
+        if self._home.paused:
+            self.clock.stop()
 
     def end_as(self, ended: Ended, limit: Limit | None = None) -> bool:
         """Set why it ends. False where there was a reason before, which stands."""
