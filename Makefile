@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup tools run test quick thorough bench hosts lint clean
+.PHONY: help setup run test quick thorough bench hosts lint clean
 
 # Tests run in this many processes: one more than two cores, because some of them wait.
 JOBS ?= 3
@@ -27,20 +27,16 @@ setup:
 run: setup
 	@exec .venv/bin/ringfence serve --demo
 
-# What tests need: the tools of others, and the tests themselves compiled, once and not by each worker for itself.
-tools: setup
-	@scripts/setup --tests
-
+# The tests themselves are compiled once, and not by each worker for itself.
 .tools/collected: $(shell find tests -name '*.py') | setup
 	@mkdir -p .tools
 	@$(PYTHON) -m pytest --collect-only -qq >$@.now || { cat $@.now; exit 1; }
 	@mv $@.now $@
 
-# Lint, types and layers are checked while tools are fetched and tests compiled.
 # The coverage table stands before pytest's last line, so that a log ends with what counts.
 test:
-	@scripts/setup
-	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target lint tools .tools/collected
+	@scripts/setup --tests
+	@$(MAKE) --no-print-directory lint .tools/collected
 	@mkdir -p .tools && rm -f .coverage .coverage.*
 	@core=$$($(PYTHON) -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")'); \
 		COVERED=1 COVERAGE_CORE=$$core $(PYTHON) -m pytest -n $(JOBS) | tee .tools/pytest.log
