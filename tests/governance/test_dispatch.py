@@ -263,7 +263,7 @@ ENDINGS = {
 
 @pytest.mark.parametrize("ending", ENDINGS.values(), ids=list(ENDINGS))
 async def test_what_a_servers_box_asked_for_is_told_however_its_call_ended(ending: Exception, tmp_path: Path) -> None:
-    attempts: list[Json] = []
+    attempts: list[Json | None] = []
 
     async def answer(request: UpstreamRequest) -> Json:
         assert request.asked is not None
