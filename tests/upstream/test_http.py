@@ -240,6 +240,17 @@ def test_why_a_server_was_not_reached_is_told_in_words_of_ours_or_the_systems() 
         assert "s3cr3t" not in http.reason_of(kind("s3cr3t"))
 
 
+async def test_a_secret_that_can_stand_in_no_header_is_never_sent() -> None:
+    async def credentials() -> dict[str, str]:
+        return {"Authorization": "Bearer one\ntwo"}
+
+    async with serving(answering(echo=True)) as url, linked(url) as link:
+        link._credentials = credentials
+        with pytest.raises(Unavailable, match="header Authorization"):
+            await link.request("tools/call", {}, talk())
+        await link.notify("notifications/x", None)
+
+
 HALF = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 50\r\n\r\n{"
 
 

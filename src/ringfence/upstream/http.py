@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -56,6 +57,7 @@ _ASIDE_SECONDS = 10.0
 _CONNECT_SECONDS = 10.0
 _PIECE_BYTES = 4096
 _CHEAP = 50.0
+_NO_HEADER = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 _UNSAID = ("user-agent", "accept-encoding")
 """Headers that the library would add: no server needs the one, and the other buys nothing for messages this small."""
@@ -183,6 +185,10 @@ class HttpLink:
         if self._session is not None:
             headers["mcp-session-id"] = self._session
         headers.update(extra)
+        for name, value in headers.items():
+            if _NO_HEADER.search(value):  # the library would fail, and not say of what; and not that nothing was sent
+                text = f"server {self._name}: what the header {name} is to hold cannot stand in one"
+                raise Unavailable("no_secret", f"{text}: it has line breaks or control characters")
         return headers
 
     # ── requests ──────────────────────────────────────────────────────────────────────────────────
