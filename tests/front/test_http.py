@@ -78,7 +78,8 @@ async def test_once_there_is_more_to_say_it_is_a_stream() -> None:
 
 
 @pytest.mark.parametrize(
-    "params", [None, [], {}, {"_meta": 1}, {"_meta": {"progressToken": True}}, {"_meta": {"progressToken": {}}}]
+    "params",
+    [None, [], {}, {"_meta": 1}, *({"_meta": {"progressToken": token}} for token in (True, {}, "t" * 1001))],
 )
 async def test_progress_nobody_asked_for_is_not_told(params: Any) -> None:
     exchange, sent = made(params)

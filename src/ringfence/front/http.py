@@ -73,6 +73,8 @@ _EVENT_HEADERS = [
 ]
 PEER = "ringfence.peer"
 """Where the scope of a request says which user made its connection; None where the kernel does not tell."""
+_LONGEST_TOKEN = 1000
+"""Characters of a progress token; of a call with a longer one, nobody is told how far it is."""
 Identify = Callable[[Scope], Principal | None]
 
 
@@ -111,7 +113,9 @@ class HttpExchange:
         self._watching: asyncio.Task[None] | None = None
         meta = params.get("_meta") if isinstance(params, dict) else None
         token = meta.get("progressToken") if isinstance(meta, dict) else None
-        self._progress_token = token if isinstance(token, str | int) and not isinstance(token, bool) else None
+        usable = isinstance(token, str | int) and not isinstance(token, bool)
+        # It is sent back every few seconds, by each call that waits.
+        self._progress_token = token if usable and len(str(token)) <= _LONGEST_TOKEN else None
 
     # ── what the SDK asks of a dispatch context ───────────────────────────────────────────────────
 
