@@ -77,9 +77,12 @@ async def test_once_there_is_more_to_say_it_is_a_stream() -> None:
     assert [message.get("more_body") for message in sent[1:]] == [True, True, True, False]
 
 
+NO_TOKENS: list[Any] = [True, {}, "t" * 1001]
+
+
 @pytest.mark.parametrize(
     "params",
-    [None, [], {}, {"_meta": 1}, *({"_meta": {"progressToken": token}} for token in (True, {}, "t" * 1001))],
+    [None, [], {}, {"_meta": 1}, *({"_meta": {"progressToken": token}} for token in NO_TOKENS)],
 )
 async def test_progress_nobody_asked_for_is_not_told(params: Any) -> None:
     exchange, sent = made(params)
