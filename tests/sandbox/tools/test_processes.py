@@ -14,6 +14,7 @@ from ringfence.core.secret import Secret
 from ringfence.core.sessions import ProcessLogs
 from ringfence.governance.contract import build
 from ringfence.sandbox.sessions.background import _since
+from ringfence.sandbox.tools.processes import shown_words
 from ringfence.sandbox.tools.screening import OutputScreen
 from ringfence.secrets.redaction import TenantRedactor
 from tests.sandbox.tools.calling import Caller, calling, named, words
@@ -221,3 +222,9 @@ async def test_beside_dropped_output_as_much_goes_as_could_be_half_a_secret(
         inside = cut.total - 1990  # so near to the gap that what stands before it was dropped
         told = await looked(call, monkeypatch, inside - 20, cut)
         assert set(told["stdout"]) == {"y"}
+
+
+def test_no_word_of_a_command_is_cut() -> None:
+    assert shown_words(("curl", "-H", "token")) == "curl -H token"
+    assert shown_words(("curl", "s" * 190, "secret-value")) == f"curl {'s' * 190} …"
+    assert shown_words(("x" * 201,)) == "…"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ringfence.core.box import Ran, Stream
@@ -49,8 +49,19 @@ def process_json(info: ProcessState) -> Json:
     }
 
 
+def shown_words(argv: Sequence[str], most: int = 200) -> str:
+    """As many of them as there is room for, each whole: half of a secret would not be recognised as one."""
+    shown: list[str] = []
+    for word in argv:
+        most -= len(word) + 1
+        if most < 0:
+            return " ".join((*shown, "…"))
+        shown.append(word)
+    return " ".join(shown)
+
+
 def line(info: ProcessState) -> str:
-    what = " ".join(info.argv)[:200]
+    what = shown_words(info.argv)
     if info.report is None:
         return f"process {info.process} is running: {what}"
     how = info.report
