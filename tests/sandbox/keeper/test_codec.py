@@ -184,4 +184,4 @@ def test_another_shape_is_another_protocol() -> None:
     one, other, same = (make_dataclass("One", [("a", kind)]) for kind in (int, int | None, int))
     assert shape_digest([one]) == shape_digest([same]) != shape_digest([other])
     assert shape_digest([GenericAlias(list, one)]) != shape_digest([GenericAlias(list, other)])
-    assert PROTOCOL.startswith("3-") and len(PROTOCOL) == 18
+    assert PROTOCOL.startswith("4-") and len(PROTOCOL) == 18
