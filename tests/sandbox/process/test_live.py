@@ -96,6 +96,7 @@ def talk():
     go.wait()
     print('thread')
     display('shown')
+    open('/workspace/talked', 'w').close()
 threading.Thread(target=talk).start()
 child = subprocess.Popen('while [ ! -e go ]; do sleep 0.01; done; echo child >&2; touch /workspace/said', shell=True)
 async def tick():
@@ -109,7 +110,8 @@ await asyncio.sleep(0)
 """
     first = (await run(interpreter, leaving)).report
     assert (first.stdout.text, first.late_stdout.total) == ("now\n", 0)
-    background = Command(("/bin/sh", "-c", "touch go; while [ ! -e said ]; do sleep 0.01; done"), reported=False)
+    both = "touch go; while [ ! -e said ] || [ ! -e talked ]; do sleep 0.01; done"
+    background = Command(("/bin/sh", "-c", both), reported=False)
     report = await (await box.command(background, nothing)).over()
     assert report.late_stdout.total == 0, "nobody waits for the report of a command in the background"
     seen = await run(interpreter, "print('mine')\ntask.done()")

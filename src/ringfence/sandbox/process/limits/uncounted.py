@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
@@ -28,8 +27,6 @@ _FEW_LOCKS = 1000
 _MOST_LOCKS = 20_000
 """In one box: no honest program has as many, and the kernel's list is read only so far."""
 _LINE_BYTES = 64
-_AT_ONCE_SECONDS = 0.005
-"""So long a list may take that is waited for."""
 _LOCKS_SECONDS = 0.2
 """How old the list may be: it is one for the whole host."""
 _BREATH = 3.0
@@ -89,69 +86,37 @@ def _queues(path: str) -> list[str]:
 
 
 class Locks:
-    """The number of locks on parts of files that processes hold, of all on this host.
-
-    All users of the host make the list as long as they like, and the kernel stops all of its processors for every few
-    lines of it. So whoever asks waits for a short list only: what is longer is read on in a thread, one at a time, and
-    until that is done what was read before counts, or what has come already if that is more.
-    """
+    """The number of locks on parts of files that processes hold, of all on this host."""
 
     def __init__(self, path: str = "/proc/locks") -> None:
         self._path = path
         self._next = float("-inf")
         self._listed = b""
-        self._coming: list[bytes] | None = None
-        """What a thread has read so far."""
-        self._long = False
-        """Whether the last list was one that is not waited for."""
 
     def held(self, pids: Callable[[], Iterable[int]], limit: int) -> int:
         """Bytes that the locks of these processes take; more than `limit` where there are too many to be honest."""
         now = time.monotonic()
-        if self._coming is None and now >= self._next:
-            self._look(now)
-        listed = self._listed
-        if (coming := self._coming) is not None and sum(map(len, coming)) > len(listed):
-            listed = b"".join(coming)
-        if listed.count(b"\n") < _FEW_LOCKS:
+        if now >= self._next:
+            self._listed = self._read()
+            # A box can make the list long, and that must not keep us busy.
+            self._next = now + max(_LOCKS_SECONDS, (time.monotonic() - now) * _BREATH)
+        if self._listed.count(b"\n") < _FEW_LOCKS:
             return 0
-        count = sum(listed.count(word % pid) for pid in pids() for word in (b"WRITE %d ", b"READ %d "))
+        count = sum(self._listed.count(word % pid) for pid in pids() for word in (b"WRITE %d ", b"READ %d "))
         return count * _LOCK_BYTES if count < _MOST_LOCKS else max(count * _LOCK_BYTES, limit + 1)
 
-    def _look(self, began: float) -> None:
-        parts: list[bytes] = []
-        reading = self._read()
-        if not self._long:
-            for part in reading:
-                parts.append(part)
-                if time.monotonic() - began > _AT_ONCE_SECONDS:
-                    break
-            else:
-                self._finish(parts, began)
-                return
-        self._coming = parts
-        threading.Thread(target=self._read_on, args=(reading, parts, began), daemon=True).start()
-
-    def _read_on(self, reading: Iterator[bytes], parts: list[bytes], began: float) -> None:
-        for part in reading:
-            parts.append(part)
-        self._finish(parts, began)
-        self._coming = None
-
-    def _finish(self, parts: list[bytes], began: float) -> None:
-        took = time.monotonic() - began
-        self._listed = b"".join(parts)
-        self._long = took > _AT_ONCE_SECONDS
-        # A box can make the list long, and that must not keep us busy.
-        self._next = began + took + max(_LOCKS_SECONDS, took * _BREATH)
-
-    def _read(self) -> Iterator[bytes]:
+    def _read(self) -> bytes:
         """Lines such as `1: POSIX ADVISORY WRITE 123 00:2a:17 0 EOF`, the newest first; of very many not all."""
-        most = 2 * _MOST_LOCKS * _LINE_BYTES
-        with contextlib.suppress(OSError), open(self._path, "rb", buffering=0) as file:
-            while most > 0 and (part := file.read(1 << 18)):
-                yield part
-                most -= len(part)
+        try:
+            with open(self._path, "rb", buffering=0) as file:
+                parts = []
+                most = 2 * _MOST_LOCKS * _LINE_BYTES
+                while most > 0 and (part := file.read(1 << 18)):
+                    parts.append(part)
+                    most -= len(part)
+                return b"".join(parts)
+        except OSError:
+            return b""
 
 
 class Watched:
