@@ -15,7 +15,7 @@ help:
 	@echo "make run     start a gateway with demo contracts"
 	@echo "make test    lint, types, layers, and all tests (installs test tools into .tools)"
 	@echo "make quick   lint, types, layers, and the tests that need no box, server or browser"
-	@echo "make thorough the tests with generated examples, with thirty times as many of them"
+	@echo "make thorough  the tests with generated examples, with thirty times as many of them"
 	@echo "make bench   measure what the gateway costs"
 	@echo "make hosts   try it in guests under QEMU, which takes hours; one of them: make hosts GUEST=debian12-arm64"
 	@echo "make lint    lint, types and layers only"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,23 +46,30 @@ def waiting(way: Way) -> int:
     return way.pipeline._once._waiting.total()
 
 
+@asynccontextmanager
+async def one_key(way: Way, waiting_calls: int) -> AsyncIterator[list[Outcome]]:
+    """One call that its server holds until the end of this, and others that wait for it under the same key."""
+    way.servers.hold = anyio.Event()
+    outcomes: list[Outcome] = []
+
+    async def call() -> None:
+        outcomes.append(await way.call("echo", {"a": 1}, idempotency_key="k"))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(call)
+        await tooling.until(lambda: way.servers.requests)
+        for _ in range(waiting_calls):
+            group.start_soon(call)
+        await tooling.until(lambda: waiting(way) == waiting_calls)
+        yield outcomes
+        way.servers.hold.set()
+
+
 @pytest.mark.parametrize("name", OTHERS)
 async def test_a_call_that_waits_for_another_under_its_key_is_judged_again(name: str, tmp_path: Path) -> None:
     async with governed(tmp_path, SAID, [LONG]) as way:
-        way.servers.hold = anyio.Event()
-        outcomes: list[Outcome] = []
-
-        async def call() -> None:
-            outcomes.append(await way.call("echo", {"a": 1}, idempotency_key="k"))
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(call)
-            await tooling.until(lambda: way.servers.requests)
-            group.start_soon(call)
-            group.start_soon(call)
-            await tooling.until(lambda: waiting(way) == 2)
+        async with one_key(way, waiting_calls=2) as outcomes:
             way.pipeline.rules = rulebook(OTHERS[name], way.store)
-            way.servers.hold.set()
         assert outcomes[0].ok, "what had begun goes on"
         assert [(each.status, each.reason_code) for each in outcomes[1:]] == [("denied", "rules_changed")] * 2
         assert len(way.servers.requests) == 1
@@ -68,19 +77,8 @@ async def test_a_call_that_waits_for_another_under_its_key_is_judged_again(name:
 
 async def test_a_reload_that_does_not_concern_a_call_does_not_stop_it(tmp_path: Path) -> None:
     async with governed(tmp_path, SAID, [LONG]) as way:
-        way.servers.hold = anyio.Event()
-        outcomes: list[Outcome] = []
-
-        async def call() -> None:
-            outcomes.append(await way.call("echo", {"a": 1}, idempotency_key="k"))
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(call)
-            await tooling.until(lambda: way.servers.requests)
-            group.start_soon(call)
-            await tooling.until(lambda: waiting(way) == 1)
+        async with one_key(way, waiting_calls=1) as outcomes:
             now = way.pipeline.rules = rulebook(denied("other"), way.store)
-            way.servers.hold.set()
         assert [each.ok for each in outcomes] == [True, True]
         records = [record.body for record in way.store.reader().records(kind="started")]
         assert len(way.servers.requests) == len(records) == 2

@@ -244,4 +244,4 @@ async def _tell(text: str, file: TextIO) -> None:
     try:
         await anyio.to_thread.run_sync(partial(print, text, file=file, flush=True), abandon_on_cancel=True)
     except OSError as exc:
-        log.warning("the terminal could not be told: %s (%s)", exc.strerror, text)
+        log.warning("could not write to the terminal: %s (%s)", exc.strerror, text)

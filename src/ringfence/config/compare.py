@@ -262,7 +262,7 @@ def _contracts(old: Config, new: Config) -> Iterator[str]:
     looked_at = any("contract" in condition for condition in _conditions(new))
     for name in old.contracts.keys() - new.contracts.keys():
         if old.contracts[name].transport is Transport.SANDBOXED_EXEC:
-            yield f"capability {name!r} is gone, and the tool that it stood for has its usual contract again"
+            yield f"capability {name!r} is gone, and its tool has its built-in contract again"
     for name, contract in new.contracts.items():
         what = f"capability {name!r}"
         if name not in old.contracts:

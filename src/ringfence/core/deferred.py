@@ -1,9 +1,10 @@
-"""Modules of the standard library that others load at once and a short run never uses.
+"""Modules, of the standard library and our own, that are imported with others and that a short run never uses.
 
-`asyncio` loads `ssl` for connections that a run of one program has not, and `inspect`, with a parser of Python, for
-errors. Together they take as long as starting an interpreter. While `loading` is open, such a module is entered as
-one without contents; it is executed when somebody first looks for a name in it. That is done in the process of our own
-command alone: a program that uses the SDK finds its modules as it knows them.
+`asyncio` imports `ssl` for connections that a run of one program does not make, and `inspect`, with a parser of Python,
+for errors. Together they take as long as starting an interpreter. While `loading` is open, such a module is imported
+without being executed; that happens when a name is first looked up in it. `importlib.util.LazyLoader` does not help:
+it executes a module as soon as a second one imports it. Modules are deferred only in the process of our own command: a
+program that uses the SDK finds its modules as it knows them.
 """
 
 from __future__ import annotations

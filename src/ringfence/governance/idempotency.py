@@ -109,8 +109,8 @@ class IdempotencyKeys:
         own = self._waiting[mine]
         free = _MOST_WAITING - sum(count for (whose, _), count in self._waiting.items() if whose == agent)
         if own >= free:
-            text = f"{own} calls of this client wait for others under the same idempotency keys already"
-            raise Refused(Status.DENIED, "throttled", f"{text}; try again when some have ended")
+            text = f"{own} calls of this client already wait for other calls with the same idempotency keys"
+            raise Refused(Status.DENIED, "throttled", f"{text}; try again when some of them have ended")
         self._waiting[mine] += 1
         try:
             yield

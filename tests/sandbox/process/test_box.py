@@ -8,7 +8,7 @@ import resource
 import signal
 import socket
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
 
 import pytest
@@ -207,42 +207,40 @@ async def test_a_box_that_is_late_is_ended(backend: ProcessBackend, monkeypatch:
     await tooling.until(lambda: not looking.boxed(zygote.pid) and len(zygote._free) == free)
 
 
+@pytest.fixture
+def stopped(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is stopped, where there is little time to wait for one."""
+    monkeypatch.setattr(boxes, "CLOSE_SECONDS", 0.05)
+    with subprocess.Popen(["/bin/sleep", "600"]) as process:
+        process.send_signal(signal.SIGSTOP)
+        yield process
+        process.kill()
+
+
 async def test_a_process_that_is_stopped_before_it_is_confined_is_killed(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch
+    hub: Hub, stopped: subprocess.Popen[bytes]
 ) -> None:
     """A program of its session may do that, where the kernel's Landlock does not keep signals apart."""
-    monkeypatch.setattr(boxes, "CLOSE_SECONDS", 0.05)
-    with subprocess.Popen(["/bin/sleep", "600"]) as stopped:
-        stopped.send_signal(signal.SIGSTOP)
-        member = BoxMember(2, hub)
-        member.born(os.pidfd_open(stopped.pid))
-        try:
-            with pytest.raises(Unavailable, match="not ready in time"):
-                await member.closed_in_time(MachinePace())
-            await tooling.until(lambda: stopped.poll() == -signal.SIGKILL)
-        finally:
-            stopped.kill()
-        member.left(None)
+    member = BoxMember(2, hub)
+    member.born(os.pidfd_open(stopped.pid))
+    with pytest.raises(Unavailable, match="not ready in time"):
+        await member.closed_in_time(MachinePace())
+    await tooling.until(lambda: stopped.poll() == -signal.SIGKILL)
+    member.left(None)
 
 
 async def test_a_process_that_nobody_waits_for_any_more_is_killed_all_the_same(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch
+    hub: Hub, stopped: subprocess.Popen[bytes]
 ) -> None:
-    monkeypatch.setattr(boxes, "CLOSE_SECONDS", 0.05)
-    with subprocess.Popen(["/bin/sleep", "600"]) as stopped:
-        stopped.send_signal(signal.SIGSTOP)
-        member = BoxMember(2, hub)
-        try:
-            waiting = asyncio.ensure_future(member.closed_in_time(MachinePace()))
-            await asyncio.sleep(0)
-            waiting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
-            member.born(os.pidfd_open(stopped.pid))
-            await tooling.until(lambda: stopped.poll() == -signal.SIGKILL)
-        finally:
-            stopped.kill()
-        member.left(None)
+    member = BoxMember(2, hub)
+    waiting = asyncio.ensure_future(member.closed_in_time(MachinePace()))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    member.born(os.pidfd_open(stopped.pid))
+    await tooling.until(lambda: stopped.poll() == -signal.SIGKILL)
+    member.left(None)
 
 
 async def test_a_box_that_nobody_waits_for_any_more_is_ended(backend: ProcessBackend) -> None:

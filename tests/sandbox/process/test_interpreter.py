@@ -203,6 +203,15 @@ async def test_however_it_fails_it_is_told(backend: ProcessBackend, source: str,
         await box.interpreter()
 
 
+async def begun(interpreter: Interpreter, source: str) -> tuple[asyncio.Task[CellReport], asyncio.Queue[bytes]]:
+    """A cell that has said so, and what it says after that."""
+    heard: asyncio.Queue[bytes] = asyncio.Queue()
+    cell = Cell(source.encode(), Limits(wall_seconds=600))
+    running = asyncio.create_task(interpreter.run(cell, lambda _, data: heard.put_nowait(data), lambda _: None))
+    assert await heard.get() == b"begun\n"
+    return running, heard
+
+
 async def test_a_cell_keeps_its_turn_until_it_is_over_however_often_it_is_cancelled(
     box: LiveBox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,10 +228,7 @@ except KeyboardInterrupt:
     while not os.path.exists("go"):
         time.sleep(0.01)
 """
-    heard: asyncio.Queue[bytes] = asyncio.Queue()
-    cell = Cell(slow.encode(), Limits(wall_seconds=600))
-    running = asyncio.create_task(interpreter.run(cell, lambda _, data: heard.put_nowait(data), lambda _: None))
-    assert await heard.get() == b"begun\n"
+    running, heard = await begun(interpreter, slow)
     running.cancel()
     assert await heard.get() == b"interrupted\n"
     running.cancel()
@@ -241,11 +247,7 @@ async def test_a_cell_that_is_cancelled_in_a_pause_can_react_after_it(
     monkeypatch.setattr(interpreters, "GRACE_SECONDS", 0.05)
     interpreter = await box.interpreter()
     assert (await run(interpreter, "x = 41")).error is None
-    heard: asyncio.Queue[bytes] = asyncio.Queue()
-    slow = b"import time\nprint('begun', flush=True)\ntime.sleep(600)"
-    cell = Cell(slow, Limits(wall_seconds=600))
-    running = asyncio.create_task(interpreter.run(cell, lambda _, data: heard.put_nowait(data), lambda _: None))
-    assert await heard.get() == b"begun\n"
+    running, _ = await begun(interpreter, "import time\nprint('begun', flush=True)\ntime.sleep(600)")
     box.pause()
     running.cancel()
     await asyncio.sleep(0.2)
