@@ -32,6 +32,8 @@ def given(**arguments: Any) -> Json:
 
 async def ask(call_tool: CallTool, tool: str, arguments: Json, patience: float = REQUEST_SECONDS) -> Json:
     """What a tool that answers at once gave back. Raises its error, or TimedOut after `patience` seconds."""
+    if call_tool is call_by_engine and not engine.engine().is_ready:
+        await engine.elsewhere(engine.engine().ready())  # not the tool's time: a slow machine takes long to start
     try:
         async with asyncio.timeout(patience):
             return value(await call_tool(tool, arguments, NOTHING))

@@ -97,6 +97,11 @@ class Engine:
         runs = await self.ready()
         return await runs.call(tool, arguments, attached, origin="sdk")
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether governed calls are open."""
+        return self._runs is not None and self._runs.done()
+
     async def ready(self) -> Runs:
         """Governed calls, opened. Raises ConfigError, StoreError or Unavailable if that cannot be done."""
         opened = self._opened()
