@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ringfence.sandbox.process.limits import shared_pages
 from ringfence.sandbox.process.limits.shared_pages import Parts
+from ringfence.sandbox.process.watch import has_shared
 
 MB = 1 << 20
 
@@ -61,3 +64,14 @@ def test_looks_that_others_hold_up_are_no_reason_to_know_less(monkeypatch: pytes
     kernel = Kernel(monkeypatch, 1.0)
     each = Parts(kernel.clock, lambda: 0.0)  # another process had the processor all the while
     assert each.added_up(dict.fromkeys(range(8), (9 * MB, 0))) == (8 * MB, 0)
+
+
+def test_memory_that_is_shared_is_found_and_a_list_too_long_for_its_time_counts_as_such(tmp_path: Path) -> None:
+    maps, never, at_once = tmp_path / "maps", float("inf"), float("-inf")
+    mine = "aaaae0000000-aaaae0001000 r--p 00000000 fe:00 12 /usr/bin/true\nffff8000-ffff9000 rw-p 00000000 00:00 0\n"
+    maps.write_text(mine + "ffffa000-ffffb000 rw-s 00000000 00:1c 5 /workspace/named\n")
+    assert (has_shared(maps, never), has_shared(maps, at_once)) == (False, True)
+    maps.write_text(mine * 300 + "ffffa000-ffffb000 rw-s 00000000 00:01 7 /dev/zero (deleted)\n")
+    assert has_shared(maps, never)
+    with pytest.raises(OSError):
+        has_shared(tmp_path / "none", never)

@@ -61,6 +61,13 @@ def test_connections_that_nobody_accepts_count_without_a_descriptor() -> None:
         assert uncounted.streams(SELF, least - 1) >= least
 
 
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is, the list of locks is read in one piece."""
+    monkeypatch.setattr(uncounted, "_PIECE_SECONDS", float("inf"))
+
+
+@pytest.mark.usefixtures("unhurried")
 def test_few_locks_count_for_nothing_and_many_for_what_they_take(tmp_path: Path) -> None:
     with (tmp_path / "locked").open("w+") as file:
         for at in range(uncounted._FEW_LOCKS + 1):
@@ -71,13 +78,15 @@ def test_few_locks_count_for_nothing_and_many_for_what_they_take(tmp_path: Path)
     assert uncounted.Locks(str(tmp_path / "none")).held(lambda: (SELF,), 1 << 30) == 0
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_more_locks_than_an_honest_program_has_are_beyond_any_limit(tmp_path: Path) -> None:
     listed = tmp_path / "locks"
-    listed.write_text("".join(f"{n}: POSIX  ADVISORY  WRITE 7 00:2a:5 {n} {n}\n" for n in range(30_000)))
+    listed.write_text("".join(f"{n}: POSIX  ADVISORY  WRITE 7 00:2a:5 {n} {n}\n" for n in range(6000)))
     assert uncounted.Locks(str(listed)).held(lambda: (7,), 1 << 40) > 1 << 40
     assert uncounted.Locks(str(listed)).held(lambda: (8,), 1 << 40) == 0
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_a_waiter_for_a_lock_is_counted_by_its_own_process(tmp_path: Path) -> None:
     listed = tmp_path / "locks"
     held = "".join(f"{n}: POSIX  ADVISORY  WRITE 7 00:2a:5 {n} {n}\n" for n in range(1000))
@@ -86,6 +95,23 @@ def test_a_waiter_for_a_lock_is_counted_by_its_own_process(tmp_path: Path) -> No
     )
     locks = uncounted.Locks(str(listed))
     assert locks.held(lambda: (8,), 1 << 40) == uncounted._LOCK_BYTES
+
+
+def test_a_long_list_of_locks_is_read_page_by_page_and_each_lock_counts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uncounted, "_PIECE_SECONDS", 0.0)
+    monkeypatch.setattr(uncounted, "_READ_BYTES", 4096)
+    monkeypatch.setattr(uncounted, "_BREATH", 0.0)
+    listed = tmp_path / "locks"
+    lines = [f"{n}: POSIX  ADVISORY  WRITE 7 00:2a:5 {n} {n}\n" for n in range(3000)]
+    listed.write_text("".join(lines + lines[1000:2000]))
+    locks = uncounted.Locks(str(listed))
+    counts: list[int] = []
+    while not counts or locks._list is not None:
+        counts.append(locks.held(lambda: (7,), 1 << 40) // uncounted._LOCK_BYTES)
+    assert counts[0] == 0 and counts == sorted(counts) and counts[-1] == 3000
+    assert len(counts) >= listed.stat().st_size // 4096
 
 
 def test_what_epoll_waits_for_is_counted() -> None:

@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import stat
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from ringfence.sandbox.files import walk
 from ringfence.sandbox.process.box import Box
 from ringfence.sandbox.process.limits import uncounted
 from ringfence.sandbox.process.limits.pulse import Rhythm, worked_ms
-from ringfence.sandbox.process.limits.shared_pages import memory
+from ringfence.sandbox.process.limits.shared_pages import LONGEST, memory
 from ringfence.sandbox.process.zygote import kernel
 
 _KCMP_VM = 1
@@ -284,22 +285,25 @@ def reclaim(box: Box) -> None:
 
 
 def _any_shared(box: Box) -> bool:
-    """Whether a process has anonymous shared memory mapped; one that we may not look at counts as such."""
+    """Whether a process has anonymous shared memory mapped; one that we may not look at counts as such, and so do
+    more areas than can be looked at in time."""
+    until = time.thread_time() + LONGEST
     try:
-        return any(
-            _is_shared(line)
-            for pid in _inside(box)
-            for line in Path(f"/proc/{pid}/maps").read_text("utf-8", "replace").splitlines()
-        )
+        return any(has_shared(Path(f"/proc/{pid}/maps"), until) for pid in _inside(box))
     except OSError:
         return True
 
 
-def _is_shared(line: str) -> bool:
-    """Whether a line of `maps` is such memory: its file has a special name, or none at all."""
-    words = line.split(None, 5)
-    named = len(words) == 6 and words[5].startswith("/") and not words[5].startswith("/dev/zero")
-    return words[1].endswith("s") and not named
+def has_shared(maps: Path, until: float) -> bool:
+    """Whether this list of areas has such memory: a file with a special name, or none at all. True if our own processor
+    time passes `until`: a box can make the list very long. Raises OSError."""
+    with maps.open("r", encoding="utf-8", errors="replace") as areas:
+        for number, line in enumerate(areas):
+            words = line.split(None, 5)
+            named = len(words) == 6 and words[5].startswith("/") and not words[5].startswith("/dev/zero")
+            if (words[1].endswith("s") and not named) or (number % 128 == 0 and time.thread_time() > until):
+                return True
+    return False
 
 
 _STATUS = ("RssAnon:", "VmSwap:", "RssShmem:", "VmPTE:")

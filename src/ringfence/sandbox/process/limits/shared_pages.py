@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-_LONGEST = 0.05
+LONGEST = 0.05
 """Seconds of our own processor time for one look, and what one process takes beyond. That others keep the machine busy
 is no reason to know less."""
 _REST = 20.0
@@ -56,7 +56,7 @@ class Parts:
                 self._readings.pop(pid, None)
                 self._readings[pid] = reading
                 took = self._spent() - began
-                if took > _LONGEST:
+                if took > LONGEST:
                     self._next = self._clock() + took * _REST
                     break
         unknown = {pid: _Reading(resident[pid], (0, 0)) for pid in fresh if pid not in self._readings}

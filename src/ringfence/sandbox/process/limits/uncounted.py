@@ -24,13 +24,16 @@ _SOCKET_BYTES = 4096
 no descriptor, so that no other limit is met."""
 _LOCK_BYTES = 256
 _FEW_LOCKS = 1000
-_MOST_LOCKS = 20_000
-"""In one box: no honest program has as many, and the kernel's list is read only so far."""
-_LINE_BYTES = 64
+_MOST_LOCKS = 5000
+"""In one box: no honest program has as many."""
+_MOST_LISTED = 100_000
+"""So far the host's list is read. A box that hides behind as many locks of others needs twenty other boxes for it."""
 _LOCKS_SECONDS = 0.2
 """How old the list may be: it is one for the whole host."""
+_PIECE_SECONDS = 0.02
+"""For so long the list is read at once. The locks of one box that has too many are found in the first piece."""
 _BREATH = 3.0
-"""For so many times as long as reading it took, the list is not read again."""
+"""For so many times as long as reading took, the list is not read again."""
 _WATCH_BYTES = 1024
 """About 200 in truth. They count for more, so that few have to be read before a box has too many."""
 _FEW_WATCHERS = 8
@@ -86,37 +89,66 @@ def _queues(path: str) -> list[str]:
 
 
 class Locks:
-    """The number of locks on parts of files that processes hold, of all on this host."""
+    """The number of locks on parts of files that each process holds, by the list of all on this host.
+
+    Boxes and others can make the list long, and the kernel walks it from its start for each page of it that is read.
+    A long list is therefore read in pieces, so that it never keeps us busy.
+    """
 
     def __init__(self, path: str = "/proc/locks") -> None:
         self._path = path
         self._next = float("-inf")
-        self._listed = b""
+        self._list: int | None = None
+        self._rest = b""
+        self._seen: set[bytes] = set()
+        self._now: dict[bytes, int] = {}
+        """By process, as far as the list was read."""
+        self._before: dict[bytes, int] = {}
+        """The same when the list was last read to its end."""
 
     def held(self, pids: Callable[[], Iterable[int]], limit: int) -> int:
         """Bytes that the locks of these processes take; more than `limit` where there are too many to be honest."""
         now = time.monotonic()
         if now >= self._next:
-            self._listed = self._read()
-            # A box can make the list long, and that must not keep us busy.
-            self._next = now + max(_LOCKS_SECONDS, (time.monotonic() - now) * _BREATH)
-        if self._listed.count(b"\n") < _FEW_LOCKS:
+            more = self._read_on(now + _PIECE_SECONDS)
+            took = (time.monotonic() - now) * _BREATH
+            self._next = now + (took if more else max(_LOCKS_SECONDS, took))
+        if max(sum(self._now.values()), sum(self._before.values())) < _FEW_LOCKS:
             return 0
-        count = sum(self._listed.count(word % pid) for pid in pids() for word in (b"WRITE %d ", b"READ %d "))
+        words = [b"%d" % pid for pid in pids()]
+        count = sum(max(self._now.get(word, 0), self._before.get(word, 0)) for word in words)
         return count * _LOCK_BYTES if count < _MOST_LOCKS else max(count * _LOCK_BYTES, limit + 1)
 
-    def _read(self) -> bytes:
-        """Lines such as `1: POSIX ADVISORY WRITE 123 00:2a:17 0 EOF`, the newest first; of very many not all."""
+    def _read_on(self, until: float) -> bool:
+        """Read a piece of the list, and tell whether there is more."""
         try:
-            with open(self._path, "rb", buffering=0) as file:
-                parts = []
-                most = 2 * _MOST_LOCKS * _LINE_BYTES
-                while most > 0 and (part := file.read(1 << 18)):
-                    parts.append(part)
-                    most -= len(part)
-                return b"".join(parts)
+            if self._list is None:
+                self._list = os.open(self._path, os.O_RDONLY)
+            while len(self._seen) < _MOST_LISTED and (page := os.read(self._list, _READ_BYTES)):
+                self._count(page)
+                if time.monotonic() >= until:
+                    return True
         except OSError:
-            return b""
+            pass  # not to be read here
+        self._before, self._now, self._rest = self._now, {}, b""
+        self._seen.clear()
+        if self._list is not None:
+            os.close(self._list)
+            self._list = None
+        return False
+
+    def _count(self, page: bytes) -> None:
+        """Lines such as `1: POSIX  ADVISORY  WRITE 123 00:2a:17 0 EOF`, in which `-> ` stands before one that waits.
+
+        Locks that are made while we read move others back, so that we meet these twice.
+        """
+        *lines, self._rest = (self._rest + page).split(b"\n")
+        for line in lines:
+            lock = line.partition(b": ")[2].removeprefix(b"-> ")
+            words = lock.split(None, 4)
+            if len(words) == 5 and lock not in self._seen:
+                self._seen.add(lock)
+                self._now[words[3]] = self._now.get(words[3], 0) + 1
 
 
 class Watched:
