@@ -26,17 +26,6 @@ OLDER_THAN_DEEPAGENTS = {
     "test_glob_with_question_mark": _GLOB,
     "test_write_existing_file_fails": "the suite expects a refusal; deepagents 0.7 writes anew",
 }
-
-
-def without_python() -> dict[str, str]:
-    """One test calls `python`, which Debian has under another name."""
-    places = [Path(sys.base_prefix) / "bin", *map(Path, ("/usr/local/bin", "/usr/bin", "/bin"))]
-    if any((place / "python").exists() for place in places):
-        return {}
-    tests = ("test_execute_large_stdout_payload", "test_aexecute_large_stdout_payload")
-    return dict.fromkeys(tests, "there is no program called python")
-
-
 OF_INSPECT = {"test_exec_as_user": "a box has one user"}
 
 
@@ -67,7 +56,7 @@ def test_the_sandbox_suite_of_langchain(tmp_path: Path) -> None:
     module = HERE / "deepagents_sandbox.py"
     plain = [f"{module}::TestPlain::{name}" for name in OLDER_THAN_DEEPAGENTS]
     found = outcomes(tmp_path, "-o", "asyncio_mode=auto", f"{module}::TestRingfence", *plain)
-    assert not unexpected(found["TestRingfence"], OLDER_THAN_DEEPAGENTS | without_python())
+    assert not unexpected(found["TestRingfence"], OLDER_THAN_DEEPAGENTS)
     assert len(found["TestRingfence"]) == 86
     assert not unexpected(found["TestPlain"], OLDER_THAN_DEEPAGENTS), "without any sandbox the same fail"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from ringfence.core.box import MIB, BoxReport, BoxSpec, Limits, Program
 from ringfence.core.sessions import Command, StaySpec
+from ringfence.sandbox.process import baseline
 from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.process.cgroups.cgroup import Cgroups
 from tests.sandbox import comparing
@@ -216,3 +218,18 @@ async def test_torch_trains_and_loads_with_workers(backend: ProcessBackend) -> N
     tree = Path(torch.__file__).parents[1]
     report = await backend.run(BoxSpec(Program("python", TORCH.encode()), limits, packages=(tree,)))
     assert (report.stdout.text, report.limit) == ("1 True\n2016.0\n", None), report.stderr.text
+
+
+async def test_there_is_a_python_where_the_host_has_only_python3(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(baseline, "has_program", lambda name, path: False)
+    shell = "/run/bin/python -c 'import sys; print(*sys.version_info[:2])'; ln -sf /bin/sh /run/bin/python || echo kept"
+    expected = f"{sys.version_info[0]} {sys.version_info[1]}\nkept\n"
+    async for backend in comparing.opened():
+        assert (await command(backend, "sh", "-c", shell)).stdout.text == expected
+        assert ":/run/bin" in (await command(backend, "sh", "-c", "echo $PATH")).stdout.text
+        box = await backend.open(StaySpec())
+        try:
+            running = await box.command(Command(("sh", "-c", shell)), lambda *_: None)
+            assert (await running.over()).stdout.text == expected
+        finally:
+            await box.end()

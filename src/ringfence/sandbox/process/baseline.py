@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ringfence.core.record import plain
 from ringfence.core.system import interpreter
 from ringfence.sandbox.process.seccomp import filter
-from ringfence.sandbox.process.zygote.template import NODE_FILE
+from ringfence.sandbox.process.zygote.template import NODE_FILE, OWN_PROGRAMS
 
 if TYPE_CHECKING:
     from ringfence.sandbox.process import mounting
@@ -88,6 +88,10 @@ def configuration(baseline: Baseline, *, own_ids: bool) -> dict[str, Any]:
     path = _PATH if image is not None else f"{interpreter().parent}:{_PATH}"
     if baseline.installs:
         path += f":{baseline.home}/{_INSTALLED_PROGRAMS}"
+    # Debian and others call it python3 alone, but programs and models write `python`.
+    unnamed = image is None and baseline.programs is None and not has_program("python", path)
+    if unnamed:
+        path += f":{OWN_PROGRAMS}"
     return {
         "trees": trees,
         "preload": list(baseline.preload),
@@ -100,12 +104,17 @@ def configuration(baseline: Baseline, *, own_ids: bool) -> dict[str, Any]:
         "image": [] if image is None else [image.words],
         "places": list(baseline.places),
         "home": baseline.home,
+        "python": str(interpreter()) if unnamed else "",
         "env": {
             **{"PATH": path, "HOME": baseline.home, "TMPDIR": (*baseline.places, "/workspace/tmp")[0]},
             **{"LANG": "C.UTF-8", "USER": "box", "LOGNAME": "box", "TERM": "xterm-256color"},
             "NODE_OPTIONS": f"--require=/etc/{NODE_FILE}",
         },
     }
+
+
+def has_program(name: str, path: str) -> bool:
+    return any(os.access(f"{folder}/{name}", os.X_OK) for folder in path.split(":"))
 
 
 def call_filter(baseline: Baseline) -> bytes:

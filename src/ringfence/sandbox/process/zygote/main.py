@@ -119,7 +119,7 @@ class Zygote:
         held, mounts = self._enter(config["trees"], template.mounts(wanted, clones))
         self._become_first_process()
         without = frozenset(config["without"])
-        places = template.Places(config["places"], config["home"])
+        places = template.Places(config["places"], config["home"], config["python"])
         if not config["image"]:
             template.build(held, mounts, without, places, choice)
         else:

@@ -69,6 +69,8 @@ _IMAGE_FOLDERS = ("etc", "dev", "proc", "workspace", "run", "home", "var", "sys"
 _OVERLAY_OPTIONS = f"lowerdir={_OURS}:{_IMAGE},redirect_dir=nofollow,metacopy=off,index=off,xino=off"
 _LARGEST_FILE = 4 * 1024 * 1024
 NODE_FILE = "node-in-a-box.js"
+OWN_PROGRAMS = "/run/bin"
+"""In a box: names of programs that the host has under another name."""
 WRITTEN = {
     "passwd": f"root:x:0:0:root:/nonexistent:/usr/sbin/nologin\nbox:x:{INSIDE_ID}:{INSIDE_ID}:box:/home/user:/bin/sh\n",
     "group": f"root:x:0:\nbox:x:{INSIDE_ID}:\n",
@@ -210,12 +212,14 @@ def hold(paths: list[str]) -> list[HeldTree]:
 
 
 class Places:
-    """Where boxes see their folders for temporary files and for their user."""
+    """Where boxes see their folders for temporary files and for their user, and what has another name than there."""
 
-    def __init__(self, own: list[str], home: str) -> None:
+    def __init__(self, own: list[str], home: str, python: str = "") -> None:
         self.own = own
         """Mount points, of boxes that stay; other boxes have links to a folder of their workspace."""
         self.home = home
+        self.python = python
+        """What `python` is, where the host has nothing of that name."""
 
 
 def build(
@@ -318,6 +322,9 @@ def _skeleton(place: str, paths: list[str], places: Places) -> None:
     for name in ("etc", "dev", "proc", "workspace", "sys", "run", "home", "var", "opt"):
         os.mkdir(f"{place}/{name}", 0o755)
     _link(place, paths, places)
+    if places.python:
+        os.mkdir(f"{place}{OWN_PROGRAMS}", 0o755)
+        os.symlink(places.python, f"{place}{OWN_PROGRAMS}/python")
     for name in _SYSTEM:
         if os.path.islink(f"/{name}"):
             os.symlink(os.readlink(f"/{name}"), f"{place}/{name}")
