@@ -7,7 +7,6 @@ else that fails, and anything named that does not, fails the test.
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from xml.etree import ElementTree
