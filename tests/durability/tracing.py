@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ def traced(pid: int, arguments: Sequence[str], patience: float = tooling.PATIENC
     `patience`: when it has not let go of the process by then, the tracer is killed, and what it wrote may be cut short.
     """
     command = [str(tooling.need("strace")), "-f", *arguments, "-p", str(pid)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as tracer:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as tracer, _killed_at_last(tracer):
         assert tracer.stderr is not None
         said = tracer.stderr.readline()
         while said and "attached" not in said:
@@ -43,6 +44,18 @@ def traced(pid: int, arguments: Sequence[str], patience: float = tooling.PATIENC
                 tracer.communicate(timeout=patience)
             except subprocess.TimeoutExpired:
                 tracer.kill()
+
+
+@contextmanager
+def _killed_at_last(tracer: subprocess.Popen[str]) -> Iterator[None]:
+    """A tracer that got stuck holds its process, and the test would wait for both."""
+    clock = threading.Timer(3 * tooling.PATIENCE, tracer.kill)
+    clock.start()
+    try:
+        yield
+    finally:
+        clock.cancel()
+        clock.join()
 
 
 @contextmanager
