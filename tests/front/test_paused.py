@@ -177,6 +177,65 @@ async def test_so_many_may_wait_and_no_more(monkeypatch: pytest.MonkeyPatch) -> 
         assert len(waiting._waiting) == 3
 
 
+class GivenUp(Way):
+    """A pipeline whose call is given up while it waits for its client."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.needed = anyio.Event()
+        self.outcome = Outcome(Status.UNKNOWN, "gave_way")
+
+    async def handle(self, call: Call, channel: PausableChannel) -> Outcome:
+        async with anyio.create_task_group() as group:
+            group.start_soon(channel.ask, {"q0": FORM})
+            await self.needed.wait()
+            group.cancel_scope.cancel()
+        self.ended.append("given up")
+        return self.outcome
+
+
+@asynccontextmanager
+async def given_up() -> AsyncIterator[tuple[PausedCalls, GivenUp, str]]:
+    """A call that ended while its client was away, and the handle that the client has."""
+    way = GivenUp()
+    async with anyio.create_task_group() as group:
+        waiting = PausedCalls(way, group)  # type: ignore[arg-type]
+        handle = await begun(waiting)
+        way.needed.set()
+        await tooling.until(lambda: way.ended)
+        yield waiting, way, handle
+        group.cancel_scope.cancel()
+
+
+async def test_a_client_hears_of_the_end_of_its_call_when_it_answers() -> None:
+    async with given_up() as (waiting, way, handle):
+        with pytest.raises(MCPError, match="belongs to another request"):
+            await waiting.resume(handle, answering(replace(CALL, principal=Principal("somebody"))), channel())
+        with anyio.fail_after(60):
+            assert await waiting.resume(handle, answering(q0={}), channel()) is way.outcome
+        with pytest.raises(MCPError, match="unknown"):
+            await waiting.resume(handle, answering(q0={}), channel())
+        assert (way.ended, waiting._waiting) == (["given up"], {})
+
+
+async def test_the_end_of_a_call_is_kept_for_as_long_as_the_call_would_have_waited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(inbound, "WAIT_SECONDS", 0.05)
+    async with given_up() as (waiting, _, _):
+        await tooling.until(lambda: not waiting._waiting)
+
+
+async def test_a_call_that_is_over_keeps_no_other_from_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbound, "MAX_WAITING", 1)
+    async with given_up() as (waiting, way, first):
+        way.needed = anyio.Event()
+        second = await begun(waiting)
+        assert list(waiting._waiting) == [second]
+        with pytest.raises(MCPError, match="unknown"):
+            await waiting.resume(first, answering(q0={}), channel())
+
+
 async def test_a_client_that_closes_its_request_cancels_the_call() -> None:
     class Slow(Way):
         async def handle(self, call: Call, channel: PausableChannel) -> Outcome:

@@ -37,6 +37,7 @@ ALLOWED = Decision("dec_1", True, "allowed")
 BOXED = Decision("dec_1", True, "allowed", sandbox=True)
 DOWN, LOST = Unavailable("server_down", "down"), OutcomeUnknown("server_died", "died")
 AWAY, FORGOTTEN = OutcomeUnknown("server_refused", "HTTP 503"), OutcomeUnknown("session_lost", "HTTP 404")
+GAVE_WAY = OutcomeUnknown("gave_way", "others needed the server")
 NO_SECRET = Refused(Status.DENIED, "secret_scope", "not for this")
 INVALID = Refused(Status.VALIDATION_FAILURE, "session_stopped", "it is stopped")
 HERE, THERE = ServerSpec("desk", command=("x",)), ServerSpec("desk", url="https://desk.corp.example/mcp")
@@ -117,6 +118,7 @@ TRIES: dict[str, tuple[dict[str, Any], list[Reply], int, type[Exception] | None]
     "an idempotent write that never ran": ({"mode": "write", "idempotent": True}, [DOWN, OK], 2, None),
     "an idempotent write that may have run": ({"mode": "write", "idempotent": True}, [LOST, OK], 2, None),
     "one with a key that may have run": ({"mode": "write", "idempotent": {"key": "args.text"}}, [LOST, OK], 2, None),
+    "one that gave way to others": ({"mode": "write", "idempotent": True}, [GAVE_WAY, OK], 1, OutcomeUnknown),
     "a read that was turned away": ({}, [AWAY, AWAY, OK], 3, None),
     "a write that was turned away": ({"mode": "write"}, [AWAY, OK], 1, OutcomeUnknown),
     "a write in a session that is lost": ({"mode": "write"}, [FORGOTTEN, OK], 1, OutcomeUnknown),

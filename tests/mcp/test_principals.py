@@ -25,6 +25,7 @@ from ringfence.core import canonical
 from ringfence.core.model import Call, Principal
 from ringfence.front.http import HttpFront
 from ringfence.front.listen import LOOPBACK, GatewayApp, Listener, open_socket
+from ringfence.upstream import pool
 from tests import tooling
 from tests.mcp import gateway
 from tests.mcp.gateway import ACCEPT, ERAS, JSON, about, text_of
@@ -154,6 +155,35 @@ async def test_question_of_another_principal_cannot_be_answered(tmp_path: Path, 
         }
         assert (await send("bob", message))["error"]["code"] == types.INVALID_PARAMS
         assert "mine" in text_of((await send("ann", message))["result"])
+
+
+async def test_calls_that_wait_for_one_principal_keep_no_other_from_the_server(
+    tmp_path: Path, hostile_command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "MAX_PER_SERVER", 2)
+    whole = hostile(hostile_command)
+    whole["capabilities"]["ask"]["mode"] = "write"
+    async with shared(tmp_path, whole) as both, httpx2.AsyncClient(timeout=120) as http:
+
+        async def send(who: str, message: JSON) -> JSON:
+            sent = gateway.modern(message, {"elicitation": {}})
+            headers = {**gateway.modern_headers(sent), "x-agent": who}
+            return gateway.read_answer(await http.post(both.url, json=sent, headers=headers))["result"]
+
+        messages = [gateway.call("ask", {"message": text}) for text in ("One?", "Two?")]
+        for message in messages:
+            asked = await send("ann", message)
+            accepted = {"action": "accept", "content": {"answer": "mine"}}
+            message["params"] |= {
+                "requestState": asked["requestState"],
+                "inputResponses": dict.fromkeys(asked["inputRequests"], accepted),
+            }
+        assert about(await send("bob", gateway.call("counter")))["status"] == "success"
+        ends = [about(await send("ann", message)) for message in messages]
+    assert [(end["status"], end["reason_code"]) for end in ends] == [("unknown", "gave_way"), ("success", "ok")]
+    records = gateway.Gateway(tmp_path / "ringfence.yaml")
+    found = [records.finished(end["call_id"]) for end in ends]
+    assert [(end["status"], end["effect"]) for end in found] == [("unknown", "unknown"), ("success", "confirmed")]
 
 
 async def test_notifications_reach_only_their_owner(tmp_path: Path) -> None:

@@ -324,6 +324,10 @@ _PERSON = {
         "Check whether it took effect before it is repeated.",
     ),
     "box_failed": ("The box itself failed after it had begun.", "Look at what it changed before it is repeated."),
+    "gave_way": (
+        "Others needed the server while the call waited for its client's answer; it was given up, and may have run.",
+        "Check whether it took effect. Answer sooner, or let fewer calls wait at once.",
+    ),
     "key_unknown": ("An earlier call under the same key may have run.", "Look whether it did; then use another key."),
     "keeper_died": ("The keeper died; its sessions died with it.", "Open other sessions; look at what was done."),
     "request_timeout": ("The request took too long and was stopped.", "Look at what it did; try again."),

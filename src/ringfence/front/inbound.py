@@ -254,6 +254,9 @@ class PausedCalls:
         found()
         del self._waiting[handle]
         run.handle = None
+        if run.outcome is not None:  # it ended meanwhile
+            run.scope.cancel()
+            return run.outcome
         run.scope.deadline = float("inf")
         run.channel.outbound = channel.outbound
         run.channel.log_level = channel.log_level
@@ -264,6 +267,9 @@ class PausedCalls:
         try:
             with run.scope:
                 run.outcome = await self._pipeline.handle(call, run.channel)
+                if run.handle is not None and run.outcome.result is None:
+                    # Its client is away and hears of this end when it answers. A result would be too much to keep.
+                    await anyio.sleep_forever()
         except Exception:  # the edge: a fault of ours ends this call, and not the gateway with all others
             log.exception("call %s failed inside the gateway", call.id)
             run.failed = True
@@ -286,7 +292,7 @@ class PausedCalls:
         questions = run.channel.questions
         if questions is None:
             raise MCPError(INVALID_PARAMS, "the call was cancelled")
-        if len(self._waiting) >= MAX_WAITING:
+        if len(self._waiting) >= MAX_WAITING and not self._forget_one():
             run.scope.cancel()
             raise MCPError(-32603, "too many calls wait for an answer")
         run.handle = handle = "rfs_" + secrets.token_urlsafe(24)
@@ -297,6 +303,14 @@ class PausedCalls:
         if questions:
             answer["inputRequests"] = dict(questions)
         return answer
+
+    def _forget_one(self) -> bool:
+        """Whether there is a place again, of a call that is over and whose client did not come back yet."""
+        over = next((handle for handle, run in self._waiting.items() if run.outcome is not None), None)
+        if over is None:
+            return False
+        self._waiting.pop(over).scope.cancel()
+        return True
 
 
 def _binding(call: Call) -> str:

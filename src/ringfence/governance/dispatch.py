@@ -316,6 +316,8 @@ def _access(call: Call, contract: Contract, spec: ServerSpec) -> Access:
 
 
 def _may_repeat(contract: Contract, problem: Unavailable | OutcomeUnknown) -> bool:
+    if problem.reason_code == "gave_way":  # it would ask for the room again that others needed
+        return False
     if isinstance(problem, Unavailable) and (problem.nothing_begun or contract.mode is Mode.READ):
         return "unavailable" in contract.retry.on
     return contract.idempotent or contract.idempotent_key is not None

@@ -20,6 +20,7 @@ from ringfence.core import canonical
 from ringfence.core.errors import OutcomeUnknown, Refused, Unavailable, UpstreamFailed
 from ringfence.core.model import Definition, Json, ServerSpec, Status
 from ringfence.core.ports import SAID_IN_CALLS, UpstreamRequest
+from ringfence.core.record import dataclass
 from ringfence.upstream.link import (
     HANDSHAKE,
     HANDSHAKES,
@@ -95,6 +96,7 @@ class Connection:
         """The meter of that, from the end of the last call; None until the first begins: then since the start."""
         self._calls = 0
         """How many are under way."""
+        self._running: list[_Running] = []
         self._consent = consent
         self._client_capabilities: Json = {}
         self._header_maps: dict[str, dict[tuple[str, ...], str]] = {}
@@ -254,6 +256,17 @@ class Connection:
         found = self.link.network_since_start() if self._untold is None else self._untold()
         return found if found is not None and any(found.values()) else None
 
+    @property
+    def waiting_since(self) -> list[float]:
+        """Since when each of the calls has waited that wait for an answer of their client."""
+        return [call.asked_at for call in self._running if call.asked_at is not None]
+
+    def give_up(self) -> None:
+        """End the calls under way: others need the server. The connection is of no further use."""
+        for call in self._running:
+            call.gave_way = True
+            call.clock.cancel()
+
     async def _unowned(self, method: str, params: Json) -> Json:
         """The server asks in no call's course."""
         if method != ROOTS_METHOD:
@@ -263,6 +276,7 @@ class Connection:
     async def _requested(self, request: UpstreamRequest) -> Json:
         await self.roots.settle(request, self._notify)
         with anyio.CancelScope(deadline=anyio.current_time() + request.timeout) as clock:
+            running = _Running(clock)
             turns: list[anyio.Lock] = []  # made for the first question: most calls have none
             counted = _Questions(self.spec.name)
 
@@ -272,9 +286,11 @@ class Connection:
                 async with turns[0]:
                     left = clock.deadline - anyio.current_time()
                     clock.deadline = float("inf")  # a person thinks; the server's time stands still
+                    running.asked_at = anyio.current_time()
                     try:
                         return await request.channel.ask(questions)
                     finally:
+                        running.asked_at = None
                         clock.deadline = anyio.current_time() + left
 
             async def ask(method: str, params: Json) -> Json:
@@ -293,10 +309,16 @@ class Connection:
                 await (request.channel.notify if method in SAID_IN_CALLS else self.aside)(method, params)
 
             exchange = InFlight(ask=ask, tell=tell, client=request.session, own=request.headers)
+            self._running.append(running)
             try:
                 return await self._rounds(request, exchange, counted, asking)
             except RpcError as exc:
                 raise self._failure(exc, request.channel.capabilities) from None
+            finally:
+                self._running.remove(running)
+        if running.gave_way:
+            text = f"others needed server {self.spec.name} while the call waited for an answer of its client"
+            raise OutcomeUnknown("gave_way", f"{text}, so it was given up; it may have run")
         raise Refused(
             Status.TIMEOUT,
             "timeout",
@@ -523,6 +545,16 @@ async def ask_roots(request: UpstreamRequest) -> Json | None:
 async def first_roots(request: UpstreamRequest, capabilities: Json) -> Roots:
     """The roots for a connection that is opened for this call's client alone; a shared connection has none."""
     return Roots(await ask_roots(request) if "roots" in capabilities and request.session is not None else None)
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A call under way."""
+
+    clock: anyio.CancelScope
+    asked_at: float | None = None
+    """When it began to wait for an answer of its client, while it does."""
+    gave_way: bool = False
 
 
 class _Questions:

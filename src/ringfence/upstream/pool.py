@@ -7,6 +7,7 @@ connection, and a client that can has its own, so that a question reaches the cl
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import field, replace
@@ -48,6 +49,8 @@ _OF_THE_SESSION = frozenset(
 
 Key = tuple[str, str, str]
 """Server, principal, and the client where it can be asked something."""
+Holder = tuple[str, str]
+"""A principal, and the one of its clients that has a connection."""
 Starting = Callable[[ServerSpec, Principal, Callable[[], Awaitable[None]]], Awaitable[None]]
 Unasked = Callable[[ServerSpec, Principal, Json], Awaitable[None]]
 """(server, whose instance, `network` fact): what its box asked of the network while it answered no call."""
@@ -66,6 +69,7 @@ class PooledConnection:
 
     key: Key
     principal: Principal
+    client: str
     connection: Connection
     scope: anyio.CancelScope
     users: int = 0
@@ -103,6 +107,7 @@ class Health:
 class PendingConnection:
     """A connection that is being opened. Callers wait for it as long as they like; the start goes on without them."""
 
+    client: str
     done: anyio.Event = field(default_factory=anyio.Event)
     held: PooledConnection | None = None
     problem: Unavailable | None = None
@@ -128,6 +133,41 @@ def needs_its_own(request: UpstreamRequest, held: PooledConnection, capabilities
     """A process of the handshake era does not say for which call it asks, so calls without a session take turns."""
     silent = held.connection.spec.url is None and not held.connection.modern
     return silent and bool(capabilities) and request.session is None
+
+
+def client_of(key: Key, request: UpstreamRequest) -> str:
+    """Whose of a principal's clients a connection is, as far as that can be told: a session's, or any other's."""
+    return (request.session or "") if key[2] else ""
+
+
+def entitled_over(asker: str, holders: Counter[str]) -> set[str] | None:
+    """Who has more than an even share of what `holders` have, if the asker has less than that; otherwise None."""
+    share = holders.total() // len({*holders, asker})
+    return {holder for holder, count in holders.items() if count > share} if holders[asker] < share else None
+
+
+def gives_way(
+    principal: str, client: str, held: list[PooledConnection], opening: list[Holder]
+) -> PooledConnection | None:
+    """Which connection of a server is given up for another client's where all are in use: one whose calls all wait for
+    answers of their client, so that nothing else would end them soon. Its principal has more than an even share, and
+    that of the asker less; or, where the asker's has its share, the same holds of the clients of this principal."""
+    holders = Counter([*((one.principal.key, one.client) for one in held), *opening])
+    principals = Counter(whose for whose, _ in holders.elements())
+    waiting = [one for one in held if 0 < one.users == len(one.connection.waiting_since)]
+    over = entitled_over(principal, principals)
+    if over is not None:
+        waiting = [one for one in waiting if one.principal.key in over]
+    else:
+        own = Counter(which for whose, which in holders.elements() if whose == principal)
+        over = entitled_over(client, own) or set()
+        waiting = [one for one in waiting if one.principal.key == principal and one.client in over]
+
+    def order(one: PooledConnection) -> tuple[int, int, float]:
+        whose = one.principal.key
+        return -principals[whose], -holders[whose, one.client], max(one.connection.waiting_since)
+
+    return min(waiting, key=order, default=None)
 
 
 class SilentChannel:
@@ -436,7 +476,7 @@ class ConnectionPool:
             roots = await first_roots(request, {} if spec.placement.startswith("session") else capabilities)
             if (held := self._held.get(key)) is not None and not held.closed:
                 return held  # others were faster
-            opening = self._openings.get(key) or self._begin(key, spec, request.principal, capabilities, roots)
+            opening = self._openings.get(key) or self._begin(key, spec, request, capabilities, roots)
         await opening.done.wait()
         if opening.held is not None:
             return opening.held
@@ -444,7 +484,7 @@ class ConnectionPool:
         raise Unavailable(problem.reason_code, problem.message)
 
     def _begin(
-        self, key: Key, spec: ServerSpec, principal: Principal, capabilities: Json, roots: Roots
+        self, key: Key, spec: ServerSpec, request: UpstreamRequest, capabilities: Json, roots: Roots
     ) -> PendingConnection:
         """Start a connection in a task of its own. Raises Unavailable where there is no use in trying now."""
         if self._group is None:
@@ -453,13 +493,15 @@ class ConnectionPool:
         wait = health.not_before - anyio.current_time()
         if wait > 0:
             raise Unavailable("server_down", f"server {spec.name} is down ({health.problem}); next try in {wait:.1f} s")
-        self._make_room(spec.name)
+        principal = request.principal
+        client = client_of(key, request)
+        self._make_room(spec.name, principal.key, client)
         launch = partial(self._launch, spec, principal)
         credentials = partial(self._access.credentials, spec, principal)
         connection = connect(spec, (launch, credentials, self._access.check, self._floods), self._consent)
         connection.roots = roots
-        held = PooledConnection(key, principal, connection, anyio.CancelScope())
-        opening = self._openings[key] = PendingConnection()
+        held = PooledConnection(key, principal, client, connection, anyio.CancelScope())
+        opening = self._openings[key] = PendingConnection(client)
         self._group.start_soon(self._open, held, opening, capabilities, health)
         return opening
 
@@ -660,21 +702,26 @@ class ConnectionPool:
         if self._held.get(held.key) is held:
             del self._held[held.key]
 
-    def _make_room(self, server: str) -> None:
+    def _make_room(self, server: str, principal: str, client: str) -> None:
+        """Close a connection where one more would be too many. Raises Unavailable."""
         mine = [h for h in self._held.values() if h.key[0] == server]
-        count = len(mine) + sum(key[0] == server for key in self._openings)
+        opening = [(key[1], pending.client) for key, pending in self._openings.items() if key[0] == server]
+        count = len(mine) + len(opening)
         if count < MAX_PER_SERVER:
             return
-        idle = sorted((h for h in mine if not h.users), key=lambda h: (h.unsaved, h.last_used))
-        if not idle:
+        idle = [h for h in mine if not h.users]
+        least = min(idle, key=lambda h: (h.unsaved, h.last_used), default=None)
+        chosen = least or gives_way(principal, client, mine, opening)
+        if chosen is None:
             raise Unavailable("server_busy", f"server {server} has {count} connections, all in use")
-        if idle[0].unsaved:
+        if chosen.unsaved:
             log.warning(
-                "server %s has %d instances, so that the least used is ended, with what calls left in its box; what is"
+                "server %s has %d instances, so that one of them is ended, with what calls left in its box; what is"
                 " to stay needs volumes: under servers: %s",
                 *(server, count, server),
             )
-        self._drop(idle[0])
+        chosen.connection.give_up()
+        self._drop(chosen)
 
     async def _sweep(self) -> None:
         while True:
