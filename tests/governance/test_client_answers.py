@@ -19,7 +19,7 @@ from ringfence.audit.keys import load_or_create
 from ringfence.core.model import ApprovalRule, Json, Outcome, Person, Status
 from ringfence.core.ports import UpstreamRequest
 from ringfence.governance import approvals
-from ringfence.governance.client_answers import fitted_answer
+from ringfence.governance.client_answers import _fitting, fitted_answer
 from ringfence.store import pruning
 from tests.faking import OK, Client, Said, Way, contract, governed, rulebook
 from tests.making import rule
@@ -114,6 +114,18 @@ UNFIT: dict[str, tuple[Json, Any]] = {
     "nothing that was asked for": (FORM, accept(other="a")),
     "a schema that cannot be used": (
         {"method": "elicitation/create", "params": {"requestedSchema": {"type": "object", "$ref": "http://x/y"}}},
+        accept(),
+    ),
+    "a schema whose patterns take too much": (
+        {
+            "method": "elicitation/create",
+            "params": {
+                "requestedSchema": {
+                    "type": "object",
+                    "properties": {f"p{n}": {"type": "string", "pattern": rf"^\pL{{{100 + n}}}$"} for n in range(20)},
+                }
+            },
+        },
         accept(),
     ),
     "a message without a role": (SAMPLE, {"content": {"type": "text", "text": "x"}, "model": "m"}),
@@ -244,6 +256,18 @@ def approve(way: Way, outcome: Outcome) -> str:
     assert outcome.approval_id is not None, outcome
     approvals.answer(way.store, outcome.approval_id, Person("bob"), approve=True)
     return outcome.approval_id
+
+
+def test_the_schemas_of_one_round_are_bounded_together() -> None:
+    def question(number: int) -> Json:
+        fields = {"a": {"type": "string", "pattern": rf"^\pL{{{100 + number}}}$"}}
+        return {"method": "elicitation/create", "params": {"requestedSchema": {"properties": fields}}}
+
+    unfit: list[str] = []
+    asked = {f"q{number}": question(number) for number in range(12)} | {"plain": FORM}
+    fitting = _fitting(asked, {**dict.fromkeys(asked, accept()), "plain": accept(folder="a")}, unfit)
+    assert list(fitting) == ["q0", "q1", "q2"], "the third brings it over the bound"
+    assert len(unfit) == 10
 
 
 async def test_a_person_sees_each_field_of_a_question_with_its_type_and_default(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from ringfence.core import canonical
 from ringfence.core.box import CommandRules, Listening, Mount
 from ringfence.core.errors import Refused
-from ringfence.core.model import Contract, Mode, Rate, ResultPolicy, Retry, Status, Transport
+from ringfence.core.model import Contract, Definition, Mode, Rate, ResultPolicy, Retry, Status, Transport
+from ringfence.core.schema import MAX_COST, Schema
 from ringfence.governance.contract import (
     GONE,
     MAX_ARGUMENTS_BYTES,
@@ -196,6 +197,28 @@ def test_defect_20_compiled_schemas_are_bounded() -> None:
         assert schemas.arguments_problem(definition(f"t{number}"), {}) is None
     assert schemas.arguments_problem(TICKET, {}) is not None
     assert len(schemas._cache) == 8
+
+
+def costly(name: str, *patterns: str) -> Definition:
+    fields = {f"p{number}": {"pattern": pattern} for number, pattern in enumerate(patterns)}
+    return definition(name, inputSchema={"type": "object", "properties": fields})
+
+
+def test_patterns_that_take_too_much_make_the_tool_unavailable() -> None:
+    found = Schemas().unusable(costly("greedy", *(rf"^\pL{{{100 + number}}}$" for number in range(100))))
+    assert found == "its inputSchema cannot be used: its patterns take too much to compile"
+
+
+def test_what_is_kept_compiled_is_bounded_by_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ringfence.governance.contract._MOST_COST", 3 * MAX_COST)
+    schemas = Schemas()
+    definitions = [costly(f"t{number}", rf"^\pL{{{100 + number}}}$") for number in range(12)]
+    for each in definitions:
+        assert schemas.unusable(each) is None
+    kept = [found for found in schemas._cache.values() if isinstance(found, Schema)]
+    assert 1 < len(kept) < len(definitions)
+    assert sum(found.cost for found in kept) == schemas._cost <= 3 * MAX_COST
+    assert schemas.arguments_problem(definitions[0], {"p0": "a" * 100}) is None, "it is compiled again"
 
 
 # ── Catalog ───────────────────────────────────────────────────────────────────────────────────────
@@ -394,3 +417,29 @@ def test_the_digest_of_a_definition_covers_every_field_and_no_order(order: list[
 def test_mistyped_arguments_are_told_with_the_names_that_there_are() -> None:
     assert refusal(catalog(), "create_ticket", {"titel": "x"}).message.endswith("Did you mean 'title'?")
     assert "It takes: title" in refusal(catalog(), "create_ticket", {"zzzz": "x"}).message
+
+
+@pytest.mark.parametrize("usable", [True, False])
+def test_all_schemas_of_one_server_are_bounded_together(usable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that were refused for what they take, as this was found out by compiling."""
+    compiled: list[Any] = []
+
+    class Counted(Schema):
+        def __init__(self, root: Any) -> None:
+            compiled.append(root)
+            super().__init__(root)
+
+    monkeypatch.setattr("ringfence.governance.contract.Schema", Counted)
+    monkeypatch.setattr("ringfence.governance.contract._MOST_COST", 3 * MAX_COST)
+    many = 1 if usable else 4
+    greedy = [costly(f"t{n}", *(rf"^\pL{{{100 + many * n + each}}}$" for each in range(many))) for n in range(30)]
+    pinned = {("helpdesk", each.name): each for each in greedy} | {("docs", "search_docs"): SEARCH}
+    contracts = [replace(WRITE, name=each.name, tool=each.name) for each in greedy]
+    where = catalog(*contracts, READ, definitions=pinned)
+    offered = {capability.contract.name for capability in where.offered("development")}
+    assert len(compiled) < 10
+    assert ("t0" in offered) is usable
+    last = refusal(where, "t29")
+    assert (last.status, last.reason_code) == (Status.UNAVAILABLE, "bad_schema")
+    assert "its server's other tools take too much to compile already" in last.message
+    assert READ.name in offered, "another server has a bound of its own"

@@ -15,11 +15,12 @@ from urllib.parse import unquote
 
 import jsonschema_rs
 
-from ringfence.core import canonical
+from ringfence.core import canonical, schema_patterns
 from ringfence.core.record import dataclass
 
 MAX_SCHEMA_BYTES = 256 * 1024
 MAX_VALUE_BYTES = 64_000_000
+MAX_COST = schema_patterns.MOST_BYTES
 
 _MOST_STEPS = 200_000
 _MOST_STEPS_BY_REFERENCE = 50_000
@@ -60,6 +61,11 @@ _EACH_ITEM = ("items", "additionalItems", "unevaluatedItems", "contains")
 class Unusable(Exception):
     """Why a schema cannot be used."""
 
+    def __init__(self, text: str, cost: int = 0) -> None:
+        super().__init__(text)
+        self.cost = cost
+        """Of `MAX_COST`, what it took to find out."""
+
 
 class Schema:
     """A compiled schema. Raises Unusable."""
@@ -73,8 +79,11 @@ class Schema:
         self._alternatives = survey.alternatives
         self._options = survey.options
         self._weight = size * _repetition(root, self._references, survey)
-        self._patterns = max(map(_states, _all_patterns(root)), default=0)
-        self._validator = _validator(root, survey.draft)
+        compiling = _compiling(root)
+        self._patterns = max(map(_states, _patterns(root)), default=0)
+        self._validator = _validator(root, survey.draft, compiling)
+        self.cost = compiling.bytes
+        """Of `MAX_COST`, what its patterns take when they are compiled."""
 
     def problem(self, value: Any, name: str, most_bytes: int = MAX_VALUE_BYTES) -> str | None:
         """What is wrong with `value`, called `name`: places and rules, never a value. None when it fits.
@@ -189,35 +198,22 @@ def _missing(node: Any, item: Any) -> int:
     return sum(len(names) for names in lists if isinstance(names, list))
 
 
-def _all_patterns(root: Any) -> Iterator[str]:
-    """Every pattern, and also what only looks like one: they are counted, not used."""
-    stack = [root]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, dict):
-            if isinstance(node.get("pattern"), str):
-                yield node["pattern"]
-            if isinstance(node.get("patternProperties"), dict):
-                yield from node["patternProperties"]
-            stack.extend(node.values())
-        elif isinstance(node, list):
-            stack.extend(node)
-
-
 _REPEATED = re.compile(r"\{(\d{1,9})(?:,(\d{0,9}))?\}")
 _ATOM = re.compile(r"\\[pP]\{[^}]*\}|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[^\\\[]", re.DOTALL)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def _states(pattern: str) -> int:
     """About how many states a pattern has with its counted repetitions written out: each character of a text may have
     to be compared with all of them."""
     sizes, last, place = [0], 0, 0  # of each open group so far, and of what a repetition would repeat
+    unclosed = False  # a class without an end: it is looked for once
     while place < len(pattern):
         if found := _REPEATED.match(pattern, place):
             times = max(int(found[1]), int(found[2] or 0), 1)
             sizes[-1] += last * (times - 1)
-        elif found := _ATOM.match(pattern, place):
+            last = min(last * times, 10**12)
+        elif found := None if unclosed and pattern[place] == "[" else _ATOM.match(pattern, place):
             if found[0] == "(":
                 sizes.append(0)
             elif found[0] == ")" and len(sizes) > 1:
@@ -226,6 +222,7 @@ def _states(pattern: str) -> int:
             else:
                 last = 1
                 sizes[-1] += 1
+        unclosed = unclosed or (found is None and pattern[place] == "[")
         place = found.end() if found else place + 1
     return min(sum(sizes), 10**12)
 
@@ -380,11 +377,24 @@ def _never(uri: str) -> Any:
     raise LookupError("nothing is fetched for a schema")
 
 
-def _validator(root: Any, draft: Any) -> Any:
-    # Linear patterns first. Lookarounds, which common schema generators emit, need the other engine, bounded as well.
-    for patterns in (jsonschema_rs.RegexOptions(), jsonschema_rs.FancyRegexOptions(backtrack_limit=10_000)):
-        try:
-            return draft(root, retriever=_never, mask="the value", pattern_options=patterns)
-        except (ValueError, jsonschema_rs.ReferencingError):
-            continue
-    raise Unusable("it is no valid JSON Schema")
+def _compiling(root: Any) -> schema_patterns.Compiling:
+    try:
+        return schema_patterns.bounded(_patterns(root))
+    except schema_patterns.TooCostly:
+        raise Unusable("its patterns take too much to compile", MAX_COST) from None
+
+
+def _patterns(root: Any) -> Iterator[str]:
+    """Every pattern that is compiled: what is no part of a schema that is used is not."""
+    for node in _nodes(root):
+        if isinstance(node.get("pattern"), str):
+            yield node["pattern"]
+        if isinstance(node.get("patternProperties"), dict):
+            yield from node["patternProperties"]
+
+
+def _validator(root: Any, draft: Any, compiling: schema_patterns.Compiling) -> Any:
+    try:
+        return draft(root, retriever=_never, mask="the value", pattern_options=compiling.options)
+    except (ValueError, jsonschema_rs.ReferencingError):
+        raise Unusable("it is no valid JSON Schema", compiling.bytes) from None

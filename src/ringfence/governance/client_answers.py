@@ -18,7 +18,7 @@ from ringfence.core.expression import variables
 from ringfence.core.model import Call, Decision, Json, Status
 from ringfence.core.ports import Channel
 from ringfence.core.record import dataclass
-from ringfence.core.schema import Schema, Unusable
+from ringfence.core.schema import MAX_COST, Schema, Unusable
 from ringfence.governance import approval_binding, journal
 from ringfence.governance.approvals import unproven
 from ringfence.governance.guard import Guard
@@ -211,9 +211,10 @@ def _field(field: Any, *, needed: bool) -> Any:
 
 def _fitting(questions: Mapping[str, Json], answers: Mapping[str, Any], unfit: list[str]) -> dict[str, Json]:
     out: dict[str, Json] = {}
+    compiled = _Compiled()
     for key, question in questions.items():
         if key in answers:
-            fitted = fitted_answer(question, answers[key])
+            fitted = fitted_answer(question, answers[key], compiled)
             if fitted is None:
                 unfit.append(key)
             else:
@@ -221,7 +222,25 @@ def _fitting(questions: Mapping[str, Json], answers: Mapping[str, Any], unfit: l
     return out
 
 
-def fitted_answer(question: Json, answer: Any) -> Json | None:
+class _Compiled:
+    """Compiles the schemas of one round: there may be many questions in it, so that all of them have one bound."""
+
+    def __init__(self) -> None:
+        self._cost = 0
+
+    def __call__(self, root: Any) -> Schema:
+        if self._cost >= MAX_COST:
+            raise Unusable("the patterns of the other questions take too much to compile already")
+        try:
+            schema = Schema(root)
+        except Unusable as exc:
+            self._cost += exc.cost
+            raise
+        self._cost += schema.cost
+        return schema
+
+
+def fitted_answer(question: Json, answer: Any, compiled: Callable[[Any], Schema] = Schema) -> Json | None:
     """What of an answer was asked for; None where it is no answer to this question."""
     params = question.get("params")
     params = params if isinstance(params, dict) else {}
@@ -229,7 +248,7 @@ def fitted_answer(question: Json, answer: Any) -> Json | None:
         return None
     match question.get("method"):
         case "elicitation/create":
-            return _elicited(params, answer)
+            return _elicited(params, answer, compiled)
         case "sampling/createMessage":
             return _sampled(answer)
         case "roots/list":
@@ -237,7 +256,7 @@ def fitted_answer(question: Json, answer: Any) -> Json | None:
     return None
 
 
-def _elicited(params: Json, answer: Json) -> Json | None:
+def _elicited(params: Json, answer: Json, compiled: Callable[[Any], Schema]) -> Json | None:
     action = answer.get("action")
     if action not in _ACTIONS:
         return None
@@ -251,7 +270,7 @@ def _elicited(params: Json, answer: Json) -> Json | None:
         return None
     wanted = {name: value for name, value in content.items() if isinstance(properties, dict) and name in properties}
     try:
-        problem = Schema(schema).problem(wanted, "content", _MOST_BYTES)
+        problem = compiled(schema).problem(wanted, "content", _MOST_BYTES)
     except Unusable:
         return None
     return None if problem is not None else {"action": action, "content": wanted}

@@ -32,7 +32,7 @@ from ringfence.core.model import (
 )
 from ringfence.core.quoting import quoted
 from ringfence.core.record import dataclass
-from ringfence.core.schema import Schema, Unusable
+from ringfence.core.schema import MAX_COST, Schema, Unusable
 from ringfence.sandbox.tools import toolkit
 
 ContractProblem = tuple[tuple[str | int, ...], str]
@@ -166,6 +166,8 @@ def _contradictions(contract: Contract) -> Iterator[ContractProblem]:
 
 MAX_ARGUMENTS_BYTES = 1_000_000
 _ANYTHING = Schema(True)
+_MOST_COST = 8 * MAX_COST
+"""Of the compiled schemas that are kept, and of all schemas of one server."""
 
 
 class Schemas:
@@ -174,20 +176,22 @@ class Schemas:
     def __init__(self, kept: int = 1024, most_bytes: int = MAX_ARGUMENTS_BYTES) -> None:
         self._kept = kept
         self._most_bytes = most_bytes
-        self._cache: OrderedDict[tuple[str, str], Schema | str] = OrderedDict()
+        self._cache: OrderedDict[tuple[str, str], Schema | Unusable] = OrderedDict()
+        self._cost = 0
+        """Of those in the cache; one that cannot be used has none of its own there."""
 
     def unusable(self, definition: Definition) -> str | None:
         """Why the definition's schemas cannot be used, if so."""
         for key in ("inputSchema", "outputSchema"):
             schema = self._compiled(definition, key)
-            if isinstance(schema, str):
+            if isinstance(schema, Unusable):
                 return f"its {key} cannot be used: {schema}"
         return None
 
     def arguments_problem(self, definition: Definition | None, arguments: Any) -> str | None:
         """What is wrong with the arguments, naming places but never values. Raises Refused for a bad schema."""
         schema = self._compiled(definition, "inputSchema") if definition is not None else None
-        if definition is not None and isinstance(schema, str):
+        if definition is not None and isinstance(schema, Unusable):
             raise _bad_schema(definition.name, f"its inputSchema cannot be used: {schema}")
         checked = schema if isinstance(schema, Schema) else _ANYTHING  # still plain JSON, and of bounded size
         return checked.problem(arguments, "arguments", self._most_bytes)
@@ -197,13 +201,18 @@ class Schemas:
         schema = self._compiled(definition, "outputSchema")
         if schema is None:
             return None
-        if isinstance(schema, str):
+        if isinstance(schema, Unusable):
             return f"the tool's outputSchema cannot be used: {schema}"
         if structured is None:
             return "the tool has an outputSchema but returned no structured content"
         return schema.problem(structured, "result")
 
-    def _compiled(self, definition: Definition, key: str) -> Schema | str | None:
+    def cost(self, definition: Definition) -> int:
+        """What it takes to compile the definition's schemas, also where they turn out to be unusable."""
+        found = [self._compiled(definition, key) for key in ("inputSchema", "outputSchema")]
+        return sum(schema.cost for schema in found if schema is not None)
+
+    def _compiled(self, definition: Definition, key: str) -> Schema | Unusable | None:
         root = definition.body.get(key)
         if root is None:
             return None
@@ -213,13 +222,18 @@ class Schemas:
             try:
                 found = Schema(root)
             except Unusable as exc:
-                found = str(exc)
+                found = Unusable(str(exc), exc.cost)  # without the frames that it came through
             self._cache[place] = found
-            while len(self._cache) > self._kept:
-                self._cache.popitem(last=False)
+            self._cost += _kept(found)
+            while len(self._cache) > self._kept or self._cost > _MOST_COST:
+                self._cost -= _kept(self._cache.popitem(last=False)[1])
         else:
             self._cache.move_to_end(place)
         return found
+
+
+def _kept(schema: Schema | Unusable) -> int:
+    return schema.cost if isinstance(schema, Schema) else 0
 
 
 def _bad_schema(tool: str, text: str) -> Refused:
@@ -285,6 +299,8 @@ class Catalog:
         """Tools that capabilities name without a server, and the servers that they have come to now."""
         self.doubts: list[str] = []
         """What the operator should settle: tools that several servers have, and no contract says which is meant."""
+        self._compiled: dict[str, dict[str, int]] = {}
+        """By server, the digests of the definitions whose schemas were compiled, and what that took."""
         self._usable: dict[str, Capability | Refused] = {n: self._usability(c) for n, c in self._contracts.items()}
 
     def offered(self, environment: str) -> list[Capability]:
@@ -357,8 +373,16 @@ class Catalog:
                 return Refused(Status.UNAVAILABLE, "pin_changed", f"{text} (run `ringfence check --accept`).")
             if contract.server is None:
                 contract = sealed(replace(contract, server=definition.server))
-        problem = self.schemas.unusable(definition) if definition is not None else None
+        problem = self._unusable(definition) if definition is not None else None
         return Capability(contract, definition) if problem is None else _bad_schema(contract.name, problem)
+
+    def _unusable(self, definition: Definition) -> str | None:
+        compiled = self._compiled.setdefault(definition.server, {})
+        if definition.digest not in compiled and sum(compiled.values()) >= _MOST_COST:
+            return "the patterns in the schemas of its server's other tools take too much to compile already"
+        problem = self.schemas.unusable(definition)
+        compiled[definition.digest] = self.schemas.cost(definition)
+        return problem
 
     def _server_of(self, contract: Contract) -> str | Refused | None:
         """The server of a capability that names none; None where nobody accepted such a tool.
