@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import io
 import tarfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ringfence.core.box import Limits
 from ringfence.core.errors import Refused
 from ringfence.core.sessions import CellRequest, CommandRequest
+from ringfence.sandbox.files.paths import refusal
 from ringfence.sandbox.sessions.contexts import MOST_CONTEXTS, MOST_WAITING
 from tests import tooling
 from tests.sandbox.fake_sessions import ME, TICK, FakeSessions, fake_sessions, pieces, refused, unheard, unseen, until
@@ -182,6 +184,33 @@ async def test_the_end_comes_before_what_waits_for_a_turn(here: FakeSessions) ->
     await here.manager.end(ME, box)
     assert (await running).state == "stopped"
     assert await refused(waiting) == "session_stopped"
+
+
+@pytest.mark.parametrize("what", ["a cell", "a command", "a command in the background"])
+async def test_what_waited_for_a_snapshot_is_looked_at_again_before_it_begins(here: FakeSessions, what: str) -> None:
+    box = await here.create()
+    session, asked = here.manager._sessions[box], list[bool]()
+    allowed = True
+
+    async def recheck() -> None:
+        asked.append(allowed)
+        if not allowed:
+            raise refusal("rules_changed", "not any more")
+
+    begins: dict[str, Coroutine[Any, Any, object]] = {
+        "a cell": session.run(CellRequest("set x 1"), unheard, unseen, recheck),
+        "a command": session.command(CommandRequest(("say", "x")), unheard, recheck),
+        "a command in the background": session.start(CommandRequest(("say", "x")), recheck),
+    }
+    chosen = begins.pop(what)
+    for other in begins.values():
+        other.close()
+    async with session._lock.exclusive():
+        work = asyncio.create_task(chosen)
+        await until(lambda: asked)
+        allowed = False
+    assert await refused(work) == "rules_changed"
+    assert asked == [True, False] and not here.backend.boxes[0].begun
 
 
 # ── Pausing ──

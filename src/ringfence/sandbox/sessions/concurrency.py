@@ -67,13 +67,17 @@ class SharedLock:
         self._entry = asyncio.Lock()
         self._inside = 0
         self._left = asyncio.Event()
+        self._turns = 0
+        """How many have had it alone."""
 
     @asynccontextmanager
-    async def shared(self) -> AsyncIterator[None]:
+    async def shared(self) -> AsyncIterator[bool]:
+        """Gives whether somebody had it alone meanwhile."""
+        before = self._turns
         async with self._entry:
             self._inside += 1
         try:
-            yield
+            yield self._turns != before
         finally:
             self._inside -= 1
             self._left.set()
@@ -84,7 +88,10 @@ class SharedLock:
             while self._inside:
                 self._left.clear()
                 await self._left.wait()
-            yield
+            try:
+                yield
+            finally:
+                self._turns += 1
 
 
 class PausableTimer:

@@ -504,8 +504,8 @@ class Session:
             await recheck()
             if context.interpreter is not None and context.interpreter.alive:
                 return context.interpreter, False
-            async with self._lock.shared():
-                if self.state == "running":
+            async with self._lock.shared() as waited:
+                if self.state == "running" and not waited:
                     if self.spec.stay.setup is not None:
                         progress.begin()  # its set-up code may do anything
                     return await self.contexts.start(context, self.box), True
@@ -552,8 +552,8 @@ class Session:
             with WorkProgress():
                 await self._ensure_running()
                 await recheck()  # not with the lock: nothing that waits for a client may hold up a pause
-            async with self._lock.shared():
-                if self.state == "running":
+            async with self._lock.shared() as waited:
+                if self.state == "running" and not waited:
                     with WorkProgress():
                         number = self._begin_step(request.after_step)
                     return await self.box.command(command, tell), number
