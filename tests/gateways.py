@@ -17,7 +17,7 @@ from ringfence.audit.export import verify_live
 from ringfence.audit.keys import Keys, load_or_create
 from ringfence.compose.runs import make_executor
 from ringfence.core.errors import Unavailable
-from ringfence.sandbox.tools.toolkit import TOOLS
+from ringfence.sandbox.tools.toolkit import offered_tools
 from ringfence.store import Reader
 from tests import tooling, warm
 
@@ -85,7 +85,7 @@ def own_tools() -> list[str]:
         make_executor(config.SandboxSettings())
     except Unavailable:
         return []
-    return list(TOOLS)
+    return list(offered_tools())
 
 
 def keys() -> Keys:

@@ -29,7 +29,7 @@ from ringfence.core.errors import Refused, StoreError, Unavailable
 from ringfence.core.model import Definition, Person, Principal
 from ringfence.governance import approvals
 from ringfence.sandbox.tools.request import SessionLifetimes
-from ringfence.sandbox.tools.toolkit import PROGRAMS, TOOLS, WIDE_TOOLS
+from ringfence.sandbox.tools.toolkit import PROGRAMS, all_tools, offered_tools
 from ringfence.store import Reader
 from tests import gateways
 from tests.boxing import fake, faked, report, settings
@@ -212,15 +212,15 @@ def test_which_contracts_serve(tmp_path: Path) -> None:
     def names(text: str) -> list[str]:
         return list(own_contracts(settings(tmp_path, text)))
 
-    python, shell, *more = TOOLS
+    python, shell, *more = offered_tools()
     assert (python, shell) == PROGRAMS
-    assert names("") == list(TOOLS)
+    assert names("") == list(offered_tools())
     assert names("sandbox: {max_sessions: 0}") == [python, shell]
     assert names("capabilities: {run_shell: {transport: sandboxed_exec}}") == [shell, python, *more]
     assert names("capabilities: {sh: {transport: sandboxed_exec, tool: run_shell}}") == ["sh", python, *more]
     server = "servers: {s: {command: [x]}}\n"
     assert names(server + "capabilities: {run_shell: {mode: read}}") == [python, *more], "the name is taken"
-    assert set(own_contracts(settings(tmp_path), tools=WIDE_TOOLS)) == set(WIDE_TOOLS)
+    assert set(own_contracts(settings(tmp_path), tools=all_tools())) == set(all_tools())
     assert list(own_contracts(replace(settings(tmp_path), own_tools=False))) == []
     built = own_contracts(settings(tmp_path, "sandbox: {default_timeout_seconds: 4}"))
     assert {contract.timeout_seconds for contract in built.values()} == {4}

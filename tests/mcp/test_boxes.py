@@ -10,7 +10,7 @@ import anyio
 import pytest
 from mcp import Client
 
-from ringfence.sandbox.tools.toolkit import TOOLS
+from ringfence.sandbox.tools.toolkit import offered_tools
 from tests import boxing, gateways, tooling
 from tests.mcp.gateway import ERAS
 
@@ -48,7 +48,7 @@ def mode(request: pytest.FixtureRequest) -> str:
 async def test_the_tools_say_what_they_take_and_their_limits(served: gateways.Served, mode: Any) -> None:
     async with Client(served.url, mode=mode) as client:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
-    assert list(tools) == ["careful", "execute_python", *TOOLS[2:]]
+    assert list(tools) == ["careful", "execute_python", *offered_tools()[2:]]
     python = tools["execute_python"]
     assert list(python.input_schema["properties"]) == ["code", "session", "language", "context"]
     assert python.output_schema is not None and "stdout" in python.output_schema["properties"]

@@ -159,7 +159,7 @@ def own_contracts(
         return declared
     served = {contract.tool for contract in declared.values()} | set(settings.contracts)
     timeout = settings.sandbox.default_timeout_seconds
-    wanted = PROGRAMS if settings.sandbox.max_sessions == 0 else toolkit.TOOLS if tools is None else tools
+    wanted = PROGRAMS if settings.sandbox.max_sessions == 0 else toolkit.offered_tools() if tools is None else tools
     network = SANDBOX_NETWORK if settings.sandbox.network_enabled else "denied"
     return declared | {
         tool: _beside(built_in(tool, timeout, most_bytes, network), declared) for tool in wanted if tool not in served
@@ -313,7 +313,7 @@ class Runs:
     ) -> Outcome:
         """One of our own tools, in its wide form. A refusal is an outcome too."""
         if tool not in self._names and tool in toolkit.KIT:  # those of sessions are made ready when one is wanted
-            self.pipeline.rules = replace(self.pipeline.rules, catalog=self._catalog(toolkit.WIDE_TOOLS))
+            self.pipeline.rules = replace(self.pipeline.rules, catalog=self._catalog(toolkit.all_tools()))
         call = Call(
             id=canonical.new_id("call"),
             principal=self._agent,

@@ -31,7 +31,7 @@ from ringfence.governance.dispatch import network_allows
 from ringfence.packages.allowlist import AllowedPackage
 from ringfence.packages.images.references import Reference
 from ringfence.sandbox.tools.run import RUN_SHELL
-from ringfence.sandbox.tools.toolkit import BOX_MAKERS, DECLARABLE, PROGRAMS
+from ringfence.sandbox.tools.toolkit import PROGRAMS, box_makers, declarable_tools
 
 _SECRET_VARIABLE = re.compile(r"TOKEN|SECRET|PASSW|API_?KEY|PRIVATE_?KEY|ACCESS_?KEY|CREDENTIAL", re.IGNORECASE)
 """Names of variables that nearly always hold a secret: a warning must be worth reading."""
@@ -214,14 +214,16 @@ def _box_capability(draft: Draft, capability: Shaped[schema.CapabilityEntry]) ->
     where = capability.where
     if shape.transport == "sandboxed_exec":
         tool = shape.tool or str(where[-1])
-        if tool not in DECLARABLE and "tool" not in capability.broken:
+        if tool not in declarable_tools() and "tool" not in capability.broken:
             at, text = (("tool",), "") if shape.tool else ((), "; name one with tool:")
             known = f"a box has no tool {tool!r}, only {', '.join(PROGRAMS)} and those of sessions{text}"
-            draft.problem((*where, *at), f"{known}{did_you_mean(tool, DECLARABLE)}", key=not at)
-        elif shape.network != "denied" and tool not in BOX_MAKERS:
-            text = f"network is for what makes a box, {', '.join(BOX_MAKERS)}; a session keeps what it was opened with"
+            draft.problem((*where, *at), f"{known}{did_you_mean(tool, declarable_tools())}", key=not at)
+        elif shape.network != "denied" and tool not in box_makers():
+            text = (
+                f"network is for what makes a box, {', '.join(box_makers())}; a session keeps what it was opened with"
+            )
             draft.problem((*where, "network"), text, key=True)
-        for key, tools in (("listen", BOX_MAKERS), ("commands", (RUN_SHELL,))):
+        for key, tools in (("listen", box_makers()), ("commands", (RUN_SHELL,))):
             if tool not in tools and key in capability.given:
                 draft.problem((*where, key), f"{key} is for {', '.join(tools)}, not for {tool}", key=True)
         if shape.commands is not None:

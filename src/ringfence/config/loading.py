@@ -33,7 +33,7 @@ from ringfence.core.model import (
 from ringfence.core.record import dataclass
 from ringfence.governance import contract, policy
 from ringfence.packages.cache import AT, folder_of
-from ringfence.sandbox.tools.toolkit import BOX_MAKERS
+from ringfence.sandbox.tools.toolkit import box_makers
 
 _LOOPBACK = schema.GatewaySection().listen
 """Where the gateway is where the command line wants it at an address, and the file at a socket."""
@@ -99,7 +99,7 @@ def _contract(draft: Draft, name: str, capability: Shaped[schema.CapabilityEntry
         given["server"] = next(iter(draft.servers))
     if capability.shape.transport == "sandboxed_exec":
         given.setdefault("timeout_seconds", draft.sandbox.shape.default_timeout_seconds)
-        if draft.sandbox.shape.network_enabled and (given.get("tool") or name) in BOX_MAKERS:
+        if draft.sandbox.shape.network_enabled and (given.get("tool") or name) in box_makers():
             given.setdefault("network", SANDBOX_NETWORK)
     mounts = capability.shape.filesystem.mounts if capability.shape.filesystem is not None else []
     if mounts:

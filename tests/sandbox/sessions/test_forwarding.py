@@ -18,7 +18,7 @@ import pytest
 
 from ringfence import Refused, Sandbox
 from ringfence.compose.runs import default_config, own_contracts
-from ringfence.sandbox.tools.toolkit import WIDE_TOOLS
+from ringfence.sandbox.tools.toolkit import all_tools
 from ringfence.sdk import engine
 from tests import boxing, gateways, tooling
 
@@ -190,7 +190,7 @@ def test_a_contract_shows_the_ports_it_names_when_a_session_is_opened(tmp_path: 
 
 def test_an_agent_has_it_only_where_a_contract_is_for_it(tmp_path: Path) -> None:
     assert "expose_port" not in own_contracts(default_config())
-    assert "expose_port" in own_contracts(default_config(), tools=WIDE_TOOLS)
+    assert "expose_port" in own_contracts(default_config(), tools=all_tools())
     boxing.need_boxes()
     path = gateways.write(
         tmp_path, "gateway: {state: ./state}\ncapabilities: {expose_port: {transport: sandboxed_exec}}\n"

@@ -11,7 +11,7 @@ from ringfence.core.schema import Schema
 from ringfence.governance.contract import build, built_in
 from ringfence.sandbox.tools.request import BoxContents, SessionLifetimes
 from ringfence.sandbox.tools.results import explain
-from ringfence.sandbox.tools.toolkit import DECLARABLE, PROGRAMS, TOOLS, WIDE_TOOLS, definition, mode
+from ringfence.sandbox.tools.toolkit import PROGRAMS, all_tools, declarable_tools, definition, mode, offered_tools
 
 PYTHON, SHELL = built_in("execute_python", 8), built_in("run_shell", 30)
 
@@ -110,7 +110,9 @@ def test_a_definition_changes_with_what_it_promises() -> None:
     }
     assert len(digests) == 12
     assert definition(PYTHON, Limits(), BoxContents()).server == "ringfence"
-    assert [definition(built_in(tool, 1), Limits(), BoxContents()).name for tool in TOOLS] == list(TOOLS)
+    assert [definition(built_in(tool, 1), Limits(), BoxContents()).name for tool in offered_tools()] == list(
+        offered_tools()
+    )
 
 
 def test_a_result_that_is_an_error_is_explained() -> None:
@@ -131,8 +133,8 @@ def taken(tool: str, lives: SessionLifetimes, *, wide: bool = False) -> Any:
 
 
 def test_what_an_agent_may_do_with_a_session_and_what_only_somebody_in_this_process() -> None:
-    assert set(TOOLS) < set(DECLARABLE) < set(WIDE_TOOLS)
-    assert set(DECLARABLE) - set(TOOLS) == {"expose_port"}, "only where a contract is for it"
+    assert set(offered_tools()) < set(declarable_tools()) < set(all_tools())
+    assert set(declarable_tools()) - set(offered_tools()) == {"expose_port"}, "only where a contract is for it"
     only = {
         "restart_context",
         "remove_context",
@@ -143,10 +145,15 @@ def test_what_an_agent_may_do_with_a_session_and_what_only_somebody_in_this_proc
         "list_volumes",
         "remove_volume",
     }
-    assert set(WIDE_TOOLS) - set(DECLARABLE) == only | {"rename_file", "read_folder", "write_folder", "watch_files"}
-    for tool in WIDE_TOOLS:
+    assert set(all_tools()) - set(declarable_tools()) == only | {
+        "rename_file",
+        "read_folder",
+        "write_folder",
+        "watch_files",
+    }
+    for tool in all_tools():
         Schema(taken(tool, SessionLifetimes(), wide=True)["inputSchema"])
-    for tool in DECLARABLE:
+    for tool in declarable_tools():
         body = taken(tool, SessionLifetimes())
         Schema(body["outputSchema"])
         assert "facts" not in body["outputSchema"]["properties"]
@@ -155,14 +162,16 @@ def test_what_an_agent_may_do_with_a_session_and_what_only_somebody_in_this_proc
 
 
 def test_each_tool_says_how_much_harm_it_can_do() -> None:
-    risky = {tool for tool in WIDE_TOOLS if mode(tool) == "high_risk"}
+    risky = {tool for tool in all_tools() if mode(tool) == "high_risk"}
     assert risky == {*PROGRAMS, "send_input"}, "what is typed into a shell is a command"
-    reading = {tool for tool in WIDE_TOOLS if mode(tool) == "read"}
+    reading = {tool for tool in all_tools() if mode(tool) == "read"}
     assert {"read_file", "list_files", "list_sessions", "process_output"} < reading
-    assert not reading & {tool for tool in WIDE_TOOLS if tool.startswith(("write", "remove", "close", "stop", "copy"))}
-    hints = {tool: taken(tool, SessionLifetimes()).get("annotations", {}) for tool in TOOLS}
-    assert {tool for tool in TOOLS if hints[tool].get("readOnlyHint", False)} == reading & set(TOOLS)
-    destructive = {tool for tool in set(TOOLS) - reading if hints[tool].get("destructiveHint", True)}
+    assert not reading & {tool for tool in all_tools() if tool.startswith(("write", "remove", "close", "stop", "copy"))}
+    hints = {tool: taken(tool, SessionLifetimes()).get("annotations", {}) for tool in offered_tools()}
+    assert {tool for tool in offered_tools() if hints[tool].get("readOnlyHint", False)} == reading & set(
+        offered_tools()
+    )
+    destructive = {tool for tool in set(offered_tools()) - reading if hints[tool].get("destructiveHint", True)}
     assert destructive == {"close_session", "remove_file", "stop_process"}
 
 

@@ -29,7 +29,7 @@ from ringfence.core.model import Definition, Json
 from ringfence.core.record import dataclass
 from ringfence.packages.cache import AT, Tree
 from ringfence.packages.install import InstallRequest
-from ringfence.sandbox.tools.toolkit import TOOLS
+from ringfence.sandbox.tools.toolkit import offered_tools
 
 _INTRO = """\
 Ringfence in front of the servers of {file}.
@@ -345,9 +345,9 @@ def _capabilities(taken: TakenOver) -> list[WrittenEntry]:
     ]
     names = [each.name for _, each in tools]
     entries: list[WrittenEntry] = []
-    taken_names: set[str] = set(TOOLS)  # the names of our own tools are taken
+    taken_names: set[str] = set(offered_tools())  # the names of our own tools are taken
     for server, each in tools:
-        free = names.count(each.name) == 1 and each.name not in TOOLS and _is_name(each.name)
+        free = names.count(each.name) == 1 and each.name not in offered_tools() and _is_name(each.name)
         name = each.name if free else f"{server}_{_as_name(each.name)}"
         while name in taken_names:
             name += "_"

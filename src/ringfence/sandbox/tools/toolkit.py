@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 from ringfence.core import canonical, deferred
 from ringfence.core.box import NO_OUTSIDE, Limits, Outside
 from ringfence.core.model import Call, Contract, Definition, Json, Mode, Transport
-from ringfence.sandbox.tools import languages, request, run
+from ringfence.sandbox.tools import files, languages, processes, request, run, sessions
 from ringfence.sandbox.tools.definition import Tool, ToolOffer
 from ringfence.sandbox.tools.request import BoxContents, SessionLifetimes
 
@@ -41,8 +40,6 @@ def _tools(*modules: ModuleType) -> dict[str, Tool]:
 
 @cache
 def _all() -> Mapping[str, Tool]:
-    from ringfence.sandbox.tools import files, processes, sessions  # noqa: PLC0415 - see `_Kit`
-
     return _FIRST | _tools(sessions, files, processes)
 
 
@@ -52,29 +49,33 @@ FORKS_A_SESSION = "fork_session"
 SIGNALS_A_PROCESS = "stop_process"
 PROGRAMS = tuple(name for name, tool in _FIRST.items() if not tool.needs_session)
 
-if TYPE_CHECKING:
-    BOX_MAKERS: tuple[str, ...]
-    """The tools that make a box; the others are for an existing one."""
-    TOOLS: tuple[str, ...]
-    DECLARABLE: tuple[str, ...]
-    """Tools that a contract can be for; an agent has the last ones only where there is one."""
-    WIDE_TOOLS: tuple[str, ...]
-    """Those for callers in this process as well."""
-else:
 
-    def __getattr__(name: str) -> tuple[str, ...]:
-        if name not in ("BOX_MAKERS", "TOOLS", "DECLARABLE", "WIDE_TOOLS"):  # an import asks for `__path__`
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        tools = _all().values()
-        offered = [each for each in tools if not each.only_wide and not each.if_declared]
-        chosen = {
-            "BOX_MAKERS": [each for each in tools if each.makes_box],
-            "TOOLS": offered,
-            "DECLARABLE": [*offered, *(each for each in tools if each.if_declared)],
-            "WIDE_TOOLS": tools,
-        }
-        found = globals()[name] = tuple(each.name for each in chosen[name])
-        return found
+def _chosen(which: Callable[[Tool], bool]) -> tuple[str, ...]:
+    return tuple(name for name, tool in KIT.items() if which(tool))
+
+
+@cache
+def box_makers() -> tuple[str, ...]:
+    """The tools that make a box; the others are for an existing one."""
+    return _chosen(lambda tool: tool.makes_box)
+
+
+@cache
+def offered_tools() -> tuple[str, ...]:
+    """What an agent has without a contract of its own for it."""
+    return _chosen(lambda tool: not tool.only_wide and not tool.if_declared)
+
+
+@cache
+def declarable_tools() -> tuple[str, ...]:
+    """Tools that a contract can be for; an agent has the last ones only where there is one."""
+    return (*offered_tools(), *_chosen(lambda tool: tool.if_declared))
+
+
+@cache
+def all_tools() -> tuple[str, ...]:
+    """Those for callers in this process as well."""
+    return tuple(KIT)
 
 
 def mode(tool: str) -> Mode:
