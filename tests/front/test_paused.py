@@ -177,6 +177,21 @@ async def test_so_many_may_wait_and_no_more(monkeypatch: pytest.MonkeyPatch) -> 
         assert len(waiting._waiting) == 3
 
 
+async def test_one_principals_calls_keep_no_other_from_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbound, "MAX_WAITING", 4)
+    other = replace(CALL, principal=Principal("other"))
+    async with pausing() as (waiting, way):
+        first, *later = [await begun(waiting) for _ in range(4)]
+        theirs = [await begun(waiting, other) for _ in range(2)]
+        await tooling.until(lambda: len(way.ended) == 2)
+        with pytest.raises(MCPError, match="too many"):
+            await begun(waiting, other)  # each has an even share
+        with pytest.raises(MCPError, match="unknown"):
+            await waiting.resume(first, answering(q0={}), channel())
+        assert list(waiting._waiting) == [*later[1:], *theirs]
+        assert isinstance(await waiting.resume(later[-1], answering(q0={}), channel()), Outcome)
+
+
 class GivenUp(Way):
     """A pipeline whose call is given up while it waits for its client."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Any
@@ -18,6 +19,7 @@ from ringfence.core import canonical
 from ringfence.core.errors import Refused
 from ringfence.core.model import Call, Json, Origin, Outcome, Principal, Status
 from ringfence.core.record import dataclass
+from ringfence.core.shares import over_their_share
 from ringfence.governance.pipeline import Pipeline
 
 log = logging.getLogger("ringfence.front")
@@ -222,6 +224,7 @@ class _Run:
 
     channel: PausableChannel
     scope: anyio.CancelScope
+    principal: str
     binding: str
     outcome: Outcome | None = None
     failed: bool = False
@@ -238,7 +241,7 @@ class PausedCalls:
         self._waiting: dict[str, _Run] = {}
 
     async def begin(self, call: Call, channel: PausableChannel) -> Outcome | Json:
-        run = _Run(channel, anyio.CancelScope(), _binding(call))
+        run = _Run(channel, anyio.CancelScope(), call.principal.key, _binding(call))
         self._group.start_soon(self._drive, run, call)
         return await self._next(run)
 
@@ -292,7 +295,7 @@ class PausedCalls:
         questions = run.channel.questions
         if questions is None:
             raise MCPError(INVALID_PARAMS, "the call was cancelled")
-        if len(self._waiting) >= MAX_WAITING and not self._forget_one():
+        if len(self._waiting) >= MAX_WAITING and not self._made_room(run.principal):
             run.scope.cancel()
             raise MCPError(-32603, "too many calls wait for an answer")
         run.handle = handle = "rfs_" + secrets.token_urlsafe(24)
@@ -304,12 +307,18 @@ class PausedCalls:
             answer["inputRequests"] = dict(questions)
         return answer
 
-    def _forget_one(self) -> bool:
-        """Whether there is a place again, of a call that is over and whose client did not come back yet."""
-        over = next((handle for handle, run in self._waiting.items() if run.outcome is not None), None)
-        if over is None:
+    def _made_room(self, principal: str) -> bool:
+        """Whether there is a place again: that of a call which is over and whose client did not come back yet, or the
+        longest waiting one of the principal with the most, if this one has less than an even share."""
+        chosen = next((handle for handle, run in self._waiting.items() if run.outcome is not None), None)
+        if chosen is None:
+            holders = Counter(run.principal for run in self._waiting.values())
+            over = over_their_share(principal, holders)
+            most = max(over, key=lambda each: holders[each]) if over else None
+            chosen = next((handle for handle, run in self._waiting.items() if run.principal == most), None)
+        if chosen is None:
             return False
-        self._waiting.pop(over).scope.cancel()
+        self._waiting.pop(chosen).scope.cancel()
         return True
 
 

@@ -21,6 +21,7 @@ from ringfence.core.errors import OutcomeUnknown, Refused, RingfenceError, Unava
 from ringfence.core.model import Definition, Json, Principal, ServerSpec, Status
 from ringfence.core.ports import Launched, Launcher, UpstreamRequest
 from ringfence.core.record import dataclass
+from ringfence.core.shares import over_their_share
 from ringfence.egress.resolver import Check
 from ringfence.upstream.connection import Connection, Consent, Roots, first_roots, relayable
 from ringfence.upstream.host_process import HostLauncher, launch_server
@@ -140,12 +141,6 @@ def client_of(key: Key, request: UpstreamRequest) -> str:
     return (request.session or "") if key[2] else ""
 
 
-def entitled_over(asker: str, holders: Counter[str]) -> set[str] | None:
-    """Who has more than an even share of what `holders` have, if the asker has less than that; otherwise None."""
-    share = holders.total() // len({*holders, asker})
-    return {holder for holder, count in holders.items() if count > share} if holders[asker] < share else None
-
-
 def gives_way(
     principal: str, client: str, held: list[PooledConnection], opening: list[Holder]
 ) -> PooledConnection | None:
@@ -155,12 +150,12 @@ def gives_way(
     holders = Counter([*((one.principal.key, one.client) for one in held), *opening])
     principals = Counter(whose for whose, _ in holders.elements())
     waiting = [one for one in held if 0 < one.users == len(one.connection.waiting_since)]
-    over = entitled_over(principal, principals)
+    over = over_their_share(principal, principals)
     if over is not None:
         waiting = [one for one in waiting if one.principal.key in over]
     else:
         own = Counter(which for whose, which in holders.elements() if whose == principal)
-        over = entitled_over(client, own) or set()
+        over = over_their_share(client, own) or set()
         waiting = [one for one in waiting if one.principal.key == principal and one.client in over]
 
     def order(one: PooledConnection) -> tuple[int, int, float]:
