@@ -192,3 +192,19 @@ def test_a_program_is_found_within_the_image_and_never_outside(tmp_path: Path) -
     assert rootfs.program(tree, "./it", path, "/usr/bin") == "/usr/bin/it"
     for word in ("sh", "/sh", "/round", "text", "/usr/bin", "/usr/bin/it/x", "../../../../../bin/sh", "none"):
         assert rootfs.program(tree, word, path, "/") is None
+
+
+def test_a_folder_is_looked_through_once_for_each_layer_that_hides_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked, is_kept = list[str](), Layers._is_kept
+
+    def counted(self: Layers, node: Any) -> bool:
+        looked.append(node.kind)
+        return is_kept(self, node)
+
+    monkeypatch.setattr(Layers, "_is_kept", counted)
+    folders = [entry(f"d{number}", tarfile.DIRTYPE) for number in range(50)]
+    hiding = layer(*folders, *([(".wh..wh..opq", "")] * 50))
+    assert len(applied([layer(("old", "x")), hiding], tmp_path / "keep")) == 50
+    assert len(looked) == 51

@@ -6,9 +6,12 @@ mark stands beside each such port: an abstract socket, which goes with the proce
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import sys
+
+from ringfence.core.errors import Unavailable
 
 _SAME = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what is dialled there is answered on the loopback
 
@@ -19,16 +22,18 @@ def _mark(address: str, port: int) -> bytes:
 
 def announce(address: str, port: int) -> socket.socket | None:
     """Mark a port that we listen on; the mark is there until it is closed. None on systems without boxes. Raises
-    OSError."""
+    Unavailable: a port without its mark must not stay open."""
     if sys.platform != "linux":
         return None
     mark = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         mark.bind(_mark(address, port))
         mark.listen(1)
-    except OSError:
+    except OSError as exc:
         mark.close()
-        raise
+        # The port is ours, so whoever has its mark is another user of this machine.
+        why = "another user of this machine holds its mark; take another port" if exc.errno == errno.EADDRINUSE else exc
+        raise Unavailable("listen", f"cannot keep boxes from {address}:{port}: {why}") from None
     return mark
 
 

@@ -18,6 +18,11 @@ import pytest
 
 from ringfence import Refused, Sandbox
 from ringfence.compose.runs import default_config, own_contracts
+from ringfence.core import own_ports
+from ringfence.core.box import Listening
+from ringfence.core.errors import Unavailable
+from ringfence.sandbox.sessions.concurrency import UseCounter
+from ringfence.sandbox.sessions.forwarding import PortForwards
 from ringfence.sandbox.tools.toolkit import all_tools
 from ringfence.sdk import engine
 from tests import boxing, gateways, tooling
@@ -198,3 +203,38 @@ def test_an_agent_has_it_only_where_a_contract_is_for_it(tmp_path: Path) -> None
     arguments = json.dumps({"session": "box_nowhere", "port": 8000})
     answer = json.loads(gateways.run("call", "expose_port", "--args", arguments, "--config", path, "--json").stdout)
     assert answer["reason_code"] == "unknown_session"
+
+
+@pytest.mark.anyio
+async def test_a_port_that_boxes_could_not_be_kept_from_does_not_stay_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    announce, failing, tried = own_ports.announce, 1, list[int]()
+
+    def held_by_others(address: str, port: int) -> socket.socket | None:
+        tried.append(port)
+        if len(tried) <= failing:
+            with socket.socket(socket.AF_UNIX) as stranger:
+                stranger.bind(own_ports._mark(address, port))
+                return announce(address, port)
+        return announce(address, port)
+
+    async def no_way() -> socket.socket:
+        raise OSError
+
+    monkeypatch.setattr(own_ports, "announce", held_by_others)
+    ports = PortForwards("s", Listening(True), UseCounter(), no_way, lambda _: None)
+    try:
+        first = await ports.open(8000)
+        assert first == tried[-1] and len(tried) == 2 and not listens(tried[0])
+        failing = 1000
+        with pytest.raises(Unavailable, match="another user of this machine holds its mark"):
+            await ports.open(8001)
+        assert not any(listens(port) for port in tried if port != first)
+        failing = 0
+        assert listens(await ports.open(8001))
+    finally:
+        ports.close()
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0

@@ -41,7 +41,7 @@ def _quoted(text: str) -> str:
 class LayerNode:
     """A folder, file or link, and the layer that it belongs to."""
 
-    __slots__ = ("below", "executable", "kind", "layer", "number", "target")
+    __slots__ = ("below", "cleared", "executable", "kind", "layer", "number", "target")
 
     def __init__(self, kind: str, layer: int, number: int = 0, executable: bool = False, target: str = "") -> None:
         self.kind = kind
@@ -50,6 +50,8 @@ class LayerNode:
         self.executable = executable
         self.target = target
         self.below: dict[str, LayerNode] = {}
+        self.cleared = 0
+        """The last layer that hid what lower ones have in it."""
 
 
 class Layers:
@@ -201,6 +203,10 @@ class Layers:
         return node.layer == self.layer or bool(node.below)
 
     def _without_lower(self, folder: LayerNode) -> None:
+        """Once for each layer: what comes into it afterwards is of this one."""
+        if folder.cleared == self.layer:
+            return
+        folder.cleared = self.layer
         folder.below = {name: node for name, node in folder.below.items() if self._is_kept(node)}
 
     # ── The result ──

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 MOST_PORTS = 16
 _MOST_CONNECTIONS = 64
 _CONNECT_SECONDS = 5.0
+_TRIES = 5
 _PIECE = 65536
 _LOG_SECONDS = 60.0
 
@@ -64,7 +65,12 @@ class PortForwards:
             found = self._open[port] = _Forward(
                 port, self._session, self._in_use, self._open_socket, self._peer, self._count
             )
-        return await found.opened()
+        try:
+            return await found.opened()
+        except Unavailable:
+            if self._open.get(port) is found:
+                del self._open[port]  # the next one may have more luck
+            raise
 
     def _count(self) -> None:
         self._unreported += 1
@@ -115,7 +121,7 @@ class _Forward:
         self._open_socket = open_socket
         self._peer = peer
         self._count = count
-        self._opening = asyncio.ensure_future(asyncio.start_server(self._connected, "127.0.0.1", 0))
+        self._opening = asyncio.ensure_future(self._listen())
         self._mark: socket.socket | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self._unlogged = 0
@@ -126,16 +132,34 @@ class _Forward:
             server = await shielded(self._opening)
         except OSError as error:
             raise Unavailable("no_ports", f"no port of this host is to be had: {error}") from error
-        if self._mark is None:
-            self._mark = own_ports.announce(*server.sockets[0].getsockname()[:2])
         return int(server.sockets[0].getsockname()[1])
 
+    async def _listen(self) -> asyncio.Server:
+        """On a port that other boxes are kept from. Raises OSError, Unavailable."""
+        problem: Unavailable | None = None
+        for _ in range(_TRIES):
+            server = await asyncio.start_server(self._connected, "127.0.0.1", 0, start_serving=False)
+            try:
+                self._mark = own_ports.announce(*server.sockets[0].getsockname()[:2])
+            except Unavailable as exc:
+                server.close()
+                problem = exc
+                continue
+            await server.start_serving()
+            return server
+        assert problem is not None
+        raise problem
+
     def close(self) -> None:
-        self._opening.add_done_callback(_shut)
-        if self._mark is not None:
-            self._mark.close()
+        self._opening.add_done_callback(self._shut)
         for connection in list(self._connections):
             connection.cancel()
+
+    def _shut(self, opening: asyncio.Future[asyncio.Server]) -> None:
+        if not opening.cancelled() and opening.exception() is None:
+            opening.result().close()
+        if self._mark is not None:
+            self._mark.close()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         uid = self._peer(writer.get_extra_info("socket"))
@@ -183,11 +207,6 @@ class _Forward:
             await asyncio.gather(_copy(reader, into), _copy(inside, writer))
         finally:
             into.transport.abort()
-
-
-def _shut(opening: asyncio.Future[asyncio.Server]) -> None:
-    if not opening.cancelled() and opening.exception() is None:
-        opening.result().close()
 
 
 async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
