@@ -113,6 +113,12 @@ def test_headers_that_change_the_request_behind_a_rule_are_refused() -> None:
         ),
         *(("/v10", "path"), ("/", "path"), ("/V1", "path"), ("/x/v1", "path")),
         *((f"/v1/{bad}", "ambiguous_path") for bad in ("../x", "%2e%2e/x", "..%2fx", "%252e%252e/x", "..;a/x", "./x")),
+        *((f"/v1/{bad}/x", "ambiguous_path") for bad in ("%c0%ae%c0%ae", "..%c0%af", "%e0%80%ae.", "..%20", "...")),
+        *(
+            (f"/v1/{bad}/x", "ambiguous_path")
+            for bad in ("%ef%bc%8e%ef%bc%8e", "a%ef%bc%8fb", "%e2%80%a5", "%F0%80%80%AE")
+        ),
+        *((f"/v1/{good}/x", None) for good in ("..a", ".well-known", "a..", "%20", "%ef%bc%a1", "%e3%81%82")),
         *((f"/v1/{bad}", "ambiguous_path") for bad in ("/x", "a%5cb", "a%00", "%zz", "%2", "%25252e%25252e/", "a\\b")),
     ],
 )

@@ -11,6 +11,8 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import field
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -63,6 +65,8 @@ class Setting:
     """The value where it is plain; where it is a reference, the words of the file (`Bearer ${TOKEN}`)."""
     variables: tuple[str, ...] = ()
     """What a reference names."""
+    value: str = field(default="", repr=False)
+    """What the file has where it is hidden: to be compared with, never to be copied or shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +121,17 @@ def looks_secret(name: str, value: str) -> bool:
         return False
     if _MAYBE_SECRET.search(name) and value.lower() not in ("true", "false", "0", "1", "none", "null"):
         return True
-    if SecretMatcher().redact(value)[1]:
+    if _shapes().redact(value)[1]:
         return True
     if value.startswith(("/", "~/", "./", "../")):
         return False  # a path; folders of caches have such names
     return _UUID.search(value) is not None or any(map(_opaque, _RUN.findall(_DIGEST.sub("", value))))
+
+
+@cache
+def _shapes() -> SecretMatcher:
+    """Made once: a file may assign ten thousand values."""
+    return SecretMatcher()
 
 
 def _assigns_secret(word: str) -> bool:
@@ -368,9 +378,9 @@ def _setting(name: str, value: str) -> Setting:
         rest = _REFERENCE.sub("", value)
         if not looks_secret("", rest):
             return Setting(name, "reference", value, tuple(match[2] for match in found))
-        return Setting(name, "hidden")
+        return Setting(name, "hidden", value=value)
     if "${" in value or looks_secret(name, value):
-        return Setting(name, "hidden")
+        return Setting(name, "hidden", value=value)
     return Setting(name, "plain", value)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import unicodedata
 from collections.abc import Iterable
 from typing import Literal
 from urllib.parse import unquote_to_bytes
@@ -164,6 +165,12 @@ def _objection(rule: NetworkRule, method: str, target: str, headers: frozenset[s
     return None
 
 
+_TOO_LONG = re.compile(rb"[\xc0\xc1]|\xe0[\x80-\x9f]|\xf0[\x80-\x8f]")
+"""Of a character in more bytes than it has in UTF-8, which some servers read nevertheless: a dot, a slash."""
+_DOTS = re.compile(r"\.[. ]*")
+"""`.` and `..`, also for servers that drop dots and spaces at the end of a name."""
+
+
 def overrides_method(headers: Iterable[str]) -> bool:
     """Whether one of these names of headers, in lower case, gives the request another method."""
     return not _METHOD_OVERRIDES.isdisjoint(map(as_variable, headers))
@@ -182,9 +189,13 @@ def plain_path(target: str) -> str | None:
         if _PERCENT.search(decoded):
             return None
         decoded = unquote_to_bytes(decoded)
-        if decoded.count(b"/") != path.count(b"/") or re.search(rb"[\\\0-\x1f\x7f]|//", decoded):
+        if _TOO_LONG.search(decoded):
             return None
-        if any(segment.partition(b";")[0] in (b".", b"..") for segment in decoded.split(b"/")):
+        # Some servers take letters of other widths for these.
+        folded = unicodedata.normalize("NFKC", decoded.decode("utf-8", "surrogateescape"))
+        if folded.count("/") != path.count(b"/") or re.search(r"[\\\0-\x1f\x7f]|//", folded):
+            return None
+        if any(_DOTS.fullmatch(segment.partition(";")[0]) for segment in folded.split("/")):
             return None
         if not _ENCODED.search(decoded):
             break

@@ -296,3 +296,35 @@ def test_a_named_volume_of_a_container_becomes_one_of_the_server() -> None:
     plan = one({"command": "docker", "args": words})
     assert plan.keys["volumes"] == [{"name": "shop", "at": "/mcp"}]
     assert plan.runner is not None and plan.runner.arguments == ("--db-path", "/mcp/shop.db")
+
+
+def test_a_file_that_knows_the_name_of_a_users_variable_does_not_get_its_value() -> None:
+    servers = {
+        "aws": {
+            "url": "https://x.example/mcp",
+            "headers": {"GITHUB_TOKEN": "dummy-dummy-dummy", "Secret_Key": "x" * 20},
+        },
+        "it": {
+            "command": "node",
+            "args": ["s.js"],
+            "env": {"API_KEY": "the-very-same-1", "GITHUB_TOKEN": "another-one-2"},
+        },
+    }
+    ours = {"GITHUB_TOKEN": "real", "AWS_GITHUB_TOKEN": "real", "SECRET_KEY": "real", "API_KEY": "the-very-same-1"}
+    planner = Planner(parse(json.dumps({"mcpServers": servers}), Path("/project/.mcp.json")), (), ours)
+    plans = planner.plans()
+    names = [asked.variable for asked in planner.secrets]
+    assert names == ["FOR_AWS_GITHUB_TOKEN", "AWS_SECRET_KEY", "API_KEY", "IT_GITHUB_TOKEN"]
+    told = "\n".join(remark for plan in plans for remark in plan.remarks)
+    assert "GITHUB_TOKEN is set here to another value than the file has. This server does not get it" in told
+    assert "set FOR_AWS_GITHUB_TOKEN" in told and "API_KEY is set here" not in told
+    assert "real" not in repr((plans, planner.secrets)) and "very-same" not in repr((plans, planner.secrets))
+    assert loads(planner)
+
+
+def test_a_variable_that_was_set_as_it_was_asked_for_is_taken() -> None:
+    servers = {"it": {"command": "node", "args": ["s.js"], "env": {"GITHUB_TOKEN": "placeholder-1"}}}
+    ours = {"GITHUB_TOKEN": "real", "IT_GITHUB_TOKEN": "else", "FOR_IT_GITHUB_TOKEN": "set by the user"}
+    planner = Planner(parse(json.dumps({"mcpServers": servers}), Path("/project/.mcp.json")), (), ours)
+    planner.plans()
+    assert [asked.variable for asked in planner.secrets] == ["FOR_IT_GITHUB_TOKEN"]

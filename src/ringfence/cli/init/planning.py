@@ -80,11 +80,13 @@ class NeededSecret:
 class Planner:
     """Goes through a client's file. Names and secrets are shared by all servers of the file."""
 
-    def __init__(self, file: ClientFile, plain: Collection[str] = ()) -> None:
+    def __init__(self, file: ClientFile, plain: Collection[str] = (), ours: Mapping[str, str] | None = None) -> None:
         """`plain`: the variables that a person says are not secrets. No other value is copied: neither its name nor its
-        looks tell whether it is a secret."""
+        looks tell whether it is a secret. `ours`: the variables that are set here, by default those of this process.
+        """
         self._file = file
         self._plain = frozenset(plain)
+        self._ours = os.environ if ours is None else ours
         self._names: set[str] = {"ringfence"}
         self.secrets: list[NeededSecret] = []
 
@@ -93,7 +95,7 @@ class Planner:
 
     def _plan(self, given: ClientServer) -> ServerPlan:
         unsaid = [s.name for s in given.env if s.kind == "plain" and s.name not in self._plain]
-        env = tuple(Setting(s.name, "hidden") if s.name in unsaid else s for s in given.env)
+        env = tuple(Setting(s.name, "hidden", value=s.text) if s.name in unsaid else s for s in given.env)
         store = _store(given)
         moved = store is not None and store.variable in unsaid
         if store is not None and moved:
@@ -289,9 +291,8 @@ class Planner:
                 known.servers.append(plan.name)
                 return known.name
         taken = {known.name for known in self.secrets}, {known.variable for known in self.secrets}
-        if variable in taken[1] and given is None:
-            variable = f"{_UNFIT.sub('_', plan.name).replace('-', '_').upper()}_{variable}"
-            keys["name"] = variable
+        if given is None:
+            keys["name"] = variable = self._own_variable(plan, setting, variable, taken[1])
         name = variable.lower()
         number = 1
         while name in taken[0] or name == "none":
@@ -299,6 +300,23 @@ class Planner:
             name = f"{variable.lower()}_{number}"
         self.secrets.append(NeededSecret(name, variable, keys, [plan.name], given))
         return name
+
+    def _own_variable(self, plan: ServerPlan, setting: Setting, wanted: str, taken: set[str]) -> str:
+        """The variable for a value that stands in the file. It is none that the user has set to something else: the
+        server would get the user's value because its file knows the name."""
+        longer = f"{_UNFIT.sub('_', plan.name).replace('-', '_').upper()}_{wanted}"
+
+        def is_free(variable: str) -> bool:
+            return variable not in taken and self._ours.get(variable, setting.value) == setting.value
+
+        variable = next(filter(is_free, (wanted, longer)), f"FOR_{longer}")
+        while variable in taken:
+            variable += "_"
+        if wanted in self._ours and variable != wanted:
+            plan.remarks.append(
+                f"{wanted} is set here to another value than the file has. This server does not get it: set {variable}."
+            )
+        return variable
 
 
 def _store(server: ClientServer) -> KnownStore | None:
