@@ -97,6 +97,13 @@ def test_a_waiter_for_a_lock_is_counted_by_its_own_process(tmp_path: Path) -> No
     assert locks.held(lambda: (8,), 1 << 40) == uncounted._LOCK_BYTES
 
 
+@pytest.mark.usefixtures("unhurried")
+def test_locks_of_one_file_that_was_opened_often_all_count(tmp_path: Path) -> None:
+    listed = tmp_path / "locks"
+    listed.write_text("".join(f"{n}: FLOCK  ADVISORY  READ 7 00:2a:5 0 EOF\n" for n in range(6000)))
+    assert uncounted.Locks(str(listed)).held(lambda: (7,), 1 << 40) > 1 << 40
+
+
 def test_a_long_list_of_locks_is_read_page_by_page_and_each_lock_counts_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

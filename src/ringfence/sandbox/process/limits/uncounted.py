@@ -101,6 +101,7 @@ class Locks:
         self._list: int | None = None
         self._rest = b""
         self._seen: set[bytes] = set()
+        self._listed = 0
         self._now: dict[bytes, int] = {}
         """By process, as far as the list was read."""
         self._before: dict[bytes, int] = {}
@@ -124,13 +125,13 @@ class Locks:
         try:
             if self._list is None:
                 self._list = os.open(self._path, os.O_RDONLY)
-            while len(self._seen) < _MOST_LISTED and (page := os.read(self._list, _READ_BYTES)):
+            while self._listed < _MOST_LISTED and (page := os.read(self._list, _READ_BYTES)):
                 self._count(page)
                 if time.monotonic() >= until:
                     return True
         except OSError:
             pass  # not to be read here
-        self._before, self._now, self._rest = self._now, {}, b""
+        self._before, self._now, self._rest, self._listed = self._now, {}, b"", 0
         self._seen.clear()
         if self._list is not None:
             os.close(self._list)
@@ -140,14 +141,16 @@ class Locks:
     def _count(self, page: bytes) -> None:
         """Lines such as `1: POSIX  ADVISORY  WRITE 123 00:2a:17 0 EOF`, in which `-> ` stands before one that waits.
 
-        Locks that are made while we read move others back, so that we meet these twice.
+        Locks that are made while we read move others back, so that we meet these twice. A process cannot have the same
+        lock twice, except those of whole files (`FLOCK`): it has one for each time that it has opened the file.
         """
         *lines, self._rest = (self._rest + page).split(b"\n")
         for line in lines:
             lock = line.partition(b": ")[2].removeprefix(b"-> ")
             words = lock.split(None, 4)
-            if len(words) == 5 and lock not in self._seen:
+            if len(words) == 5 and (words[0] == b"FLOCK" or lock not in self._seen):
                 self._seen.add(lock)
+                self._listed += 1
                 self._now[words[3]] = self._now.get(words[3], 0) + 1
 
 
