@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import inspect
 import json
@@ -21,6 +22,7 @@ from ringfence.compose.runs import default_config, own_contracts
 from ringfence.core import own_ports
 from ringfence.core.box import Listening
 from ringfence.core.errors import Unavailable
+from ringfence.sandbox.sessions import forwarding
 from ringfence.sandbox.sessions.concurrency import UseCounter
 from ringfence.sandbox.sessions.forwarding import PortForwards
 from ringfence.sandbox.tools.toolkit import all_tools
@@ -238,3 +240,35 @@ async def test_a_port_that_boxes_could_not_be_kept_from_does_not_stay_open(monke
 def listens(port: int) -> bool:
     with socket.socket() as client:
         return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("answers", [True, False])
+async def test_a_client_that_is_gone_gives_its_place_back_though_the_box_holds_on(
+    monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    monkeypatch.setattr(forwarding, "_SILENCE_SECONDS", tooling.PATIENCE if answers else 0.01)
+    over = asyncio.Event()
+
+    async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()  # the client has said all
+        if answers:
+            writer.write(b"late")
+        else:
+            await over.wait()
+        writer.close()
+
+    async def way() -> socket.socket:
+        return socket.socket()
+
+    async with await asyncio.start_server(hold, "127.0.0.1", 0) as box:
+        port = box.sockets[0].getsockname()[1]
+        ports = PortForwards("s", Listening(True), UseCounter(), way, lambda _: os.getuid())
+        shown = await ports.open(port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", shown)
+        writer.write_eof()
+        assert await reader.read() == (b"late" if answers else b"")
+        await tooling.until(lambda: not ports._open[port]._connections)
+        writer.close()
+        over.set()
+        ports.close()

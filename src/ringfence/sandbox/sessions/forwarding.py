@@ -29,6 +29,8 @@ MOST_PORTS = 16
 _MOST_CONNECTIONS = 64
 _CONNECT_SECONDS = 5.0
 _TRIES = 5
+_SILENCE_SECONDS = 60.0
+"""For so long a client that has closed its side may wait for the next word from the box."""
 _PIECE = 65536
 _LOG_SECONDS = 60.0
 
@@ -203,14 +205,37 @@ class _Forward:
         except BaseException:
             way.close()
             raise
+        answered = 0
+
+        def count(size: int) -> None:
+            nonlocal answered
+            answered += size
+
+        sending = asyncio.ensure_future(_copy(reader, into))
+        answering = asyncio.ensure_future(_copy(inside, writer, count))
         try:
-            await asyncio.gather(_copy(reader, into), _copy(inside, writer))
+            done, _ = await asyncio.wait({sending, answering}, return_when=asyncio.FIRST_COMPLETED)
+            for copying in done:
+                copying.result()
+            if answering in done:
+                await sending
+            # A client that has said all may wait for an answer, or be gone; the kernel does not tell which.
+            before = -1
+            while not answering.done() and answered != before:
+                before = answered
+                await asyncio.wait({answering}, timeout=_SILENCE_SECONDS)
         finally:
             into.transport.abort()
+            for copying in (sending, answering):
+                copying.cancel()
+            await asyncio.gather(sending, answering, return_exceptions=True)
 
 
-async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+async def _copy(
+    source: asyncio.StreamReader, target: asyncio.StreamWriter, tell: Callable[[int], object] = lambda size: None
+) -> None:
     while data := await source.read(_PIECE):
+        tell(len(data))
         target.write(data)
         await target.drain()
     with contextlib.suppress(OSError, RuntimeError):
