@@ -152,15 +152,20 @@ def test_a_definition_is_shown_whole_before_it_is_accepted(project: Path, asked:
         terminal.end(60)
 
 
-def test_a_secret_becomes_a_name(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SMALL_TOKEN", "another value entirely")
+@pytest.mark.parametrize("same", [True, False])
+def test_a_secret_becomes_a_name(project: Path, monkeypatch: pytest.MonkeyPatch, same: bool) -> None:
+    variable = "SMALL_TOKEN" if same else "SMALL_SMALL_TOKEN"
+    monkeypatch.setenv("SMALL_TOKEN", VALUE if same else "a value for something else")
+    if not same:
+        monkeypatch.setenv("FOR_SMALL_SMALL_TOKEN", "nobody asks for it")
     file = client_file(project, small=plain(project, env={"SMALL_TOKEN": VALUE, "LEVEL": "info"}))
     done = gateways.run("init", "--from", file, "--yes", "small", "--plain", "LEVEL", cwd=project)
     assert done.returncode == 0, done.stderr
     written = (project / "ringfence.yaml").read_text()
     assert VALUE not in written + done.stdout + done.stderr
-    assert "small_token" in written
-    assert '"SMALL_TOKEN"' in done.stdout
+    assert variable.lower() in written
+    assert f'"{variable}"' in done.stdout
+    assert f"value of your variable {variable}, if it is set" in done.stdout
     assert not gateways.holding(config.state_folder(), [VALUE])
     assert "ok" in gateways.run("check", cwd=project).stdout
 

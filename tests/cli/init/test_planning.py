@@ -118,7 +118,7 @@ def test_a_variable_that_the_command_sets_becomes_a_reference() -> None:
     plan = planner.plans()[0]
     assert plan.keys["command"] == ["node", "s.js"]
     shown = "\n".join(takeover._shown(plan))
-    assert "FOO: (its value is not copied)" in shown and "hunter2" not in shown
+    assert "FOO: (not copied: the value of your variable " in shown and "hunter2" not in shown
 
 
 def test_the_value_of_a_header_is_not_shown() -> None:

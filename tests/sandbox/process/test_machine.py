@@ -222,11 +222,12 @@ async def test_torch_trains_and_loads_with_workers(backend: ProcessBackend) -> N
 
 async def test_there_is_a_python_where_the_host_has_only_python3(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(baseline, "has_program", lambda name, path: False)
-    shell = "/run/bin/python -c 'import sys; print(*sys.version_info[:2])'; ln -sf /bin/sh /run/bin/python || echo kept"
+    place = "/etc/programs/python"
+    shell = f"{place} -c 'import sys; print(*sys.version_info[:2])'; ln -sf /bin/sh {place} || echo kept"
     expected = f"{sys.version_info[0]} {sys.version_info[1]}\nkept\n"
     async for backend in comparing.opened():
         assert (await command(backend, "sh", "-c", shell)).stdout.text == expected
-        assert ":/run/bin" in (await command(backend, "sh", "-c", "echo $PATH")).stdout.text
+        assert ":/etc/programs" in (await command(backend, "sh", "-c", "echo $PATH")).stdout.text
         box = await backend.open(StaySpec())
         try:
             running = await box.command(Command(("sh", "-c", shell)), lambda *_: None)

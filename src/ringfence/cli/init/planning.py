@@ -60,6 +60,8 @@ class ServerPlan:
     """Why it is left out."""
     failure: RingfenceError | None = None
     """Why it did not start."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """By the name of a setting: the user's variable that its value is taken from."""
 
 
 @dataclass(slots=True)
@@ -289,6 +291,7 @@ class Planner:
         for known in self.secrets:
             if known.variable == variable and known.keys == keys and known.given == given is not None:
                 known.servers.append(plan.name)
+                plan.variables[setting.name] = variable
                 return known.name
         taken = {known.name for known in self.secrets}, {known.variable for known in self.secrets}
         if given is None:
@@ -299,6 +302,7 @@ class Planner:
             number += 1
             name = f"{variable.lower()}_{number}"
         self.secrets.append(NeededSecret(name, variable, keys, [plan.name], given))
+        plan.variables[setting.name] = variable
         return name
 
     def _own_variable(self, plan: ServerPlan, setting: Setting, wanted: str, taken: set[str]) -> str:

@@ -181,6 +181,8 @@ def _shown(plan: ServerPlan) -> Iterator[str]:
         # Of a header only a reference is taken over; what else it holds is as likely a secret as not.
         shown = setting.kind == "reference" or (setting.kind == "plain" and setting in server.env)
         value = safe(setting.text) if shown else "(its value is not copied)"
+        if setting.kind == "hidden" and setting.name in plan.variables:
+            value = f"(not copied: the value of your variable {safe(plan.variables[setting.name])}, if it is set)"
         yield f"  with     {safe(setting.name)}: {value}"
     for mount in plan.keys.get("mounts", []):
         yield f"  sees     {safe(mount['host'])} (read-only)"

@@ -69,7 +69,7 @@ _IMAGE_FOLDERS = ("etc", "dev", "proc", "workspace", "run", "home", "var", "sys"
 _OVERLAY_OPTIONS = f"lowerdir={_OURS}:{_IMAGE},redirect_dir=nofollow,metacopy=off,index=off,xino=off"
 _LARGEST_FILE = 4 * 1024 * 1024
 NODE_FILE = "node-in-a-box.js"
-OWN_PROGRAMS = "/run/bin"
+OWN_PROGRAMS = "/etc/programs"
 """In a box: names of programs that the host has under another name."""
 WRITTEN = {
     "passwd": f"root:x:0:0:root:/nonexistent:/usr/sbin/nologin\nbox:x:{INSIDE_ID}:{INSIDE_ID}:box:/home/user:/bin/sh\n",
