@@ -310,11 +310,11 @@ def test_a_file_that_knows_the_name_of_a_users_variable_does_not_get_its_value()
             "env": {"API_KEY": "the-very-same-1", "GITHUB_TOKEN": "another-one-2"},
         },
     }
-    ours = {"GITHUB_TOKEN": "real", "AWS_GITHUB_TOKEN": "real", "SECRET_KEY": "real", "API_KEY": "the-very-same-1"}
+    ours = {"GITHUB_TOKEN": "real", "API_KEY": "the-very-same-1"}
     planner = Planner(parse(json.dumps({"mcpServers": servers}), Path("/project/.mcp.json")), (), ours)
     plans = planner.plans()
     names = [asked.variable for asked in planner.secrets]
-    assert names == ["FOR_AWS_GITHUB_TOKEN", "AWS_SECRET_KEY", "API_KEY", "IT_GITHUB_TOKEN"]
+    assert names == ["FOR_AWS_GITHUB_TOKEN", "FOR_AWS_SECRET_KEY", "API_KEY", "IT_GITHUB_TOKEN"]
     told = "\n".join(remark for plan in plans for remark in plan.remarks)
     assert "GITHUB_TOKEN is set here to another value than the file has. This server does not get it" in told
     assert "set FOR_AWS_GITHUB_TOKEN" in told and "API_KEY is set here" not in told

@@ -295,7 +295,7 @@ class Planner:
                 return known.name
         taken = {known.name for known in self.secrets}, {known.variable for known in self.secrets}
         if given is None:
-            keys["name"] = variable = self._own_variable(plan, setting, variable, taken[1])
+            keys["name"] = variable = self._own_variable(plan, setting, variable, taken[1], leaves="header" in more)
         name = variable.lower()
         number = 1
         while name in taken[0] or name == "none":
@@ -305,15 +305,16 @@ class Planner:
         plan.variables[setting.name] = variable
         return name
 
-    def _own_variable(self, plan: ServerPlan, setting: Setting, wanted: str, taken: set[str]) -> str:
+    def _own_variable(self, plan: ServerPlan, setting: Setting, wanted: str, taken: set[str], *, leaves: bool) -> str:
         """The variable for a value that stands in the file. It is none that the user has set to something else: the
-        server would get the user's value because its file knows the name."""
+        server would get the user's value because its file knows the name. `leaves`: it is sent to another machine, so
+        that its variable must be none that the user could ever have for something else."""
         longer = f"{_UNFIT.sub('_', plan.name).replace('-', '_').upper()}_{wanted}"
 
         def is_free(variable: str) -> bool:
             return variable not in taken and self._ours.get(variable, setting.value) == setting.value
 
-        variable = next(filter(is_free, (wanted, longer)), f"FOR_{longer}")
+        variable = next(filter(is_free, () if leaves else (wanted, longer)), f"FOR_{longer}")
         while variable in taken:
             variable += "_"
         if wanted in self._ours and variable != wanted:
