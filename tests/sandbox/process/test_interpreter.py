@@ -220,8 +220,8 @@ async def test_a_cell_keeps_its_turn_until_it_is_over_however_often_it_is_cancel
     assert (await run(interpreter, "x = 41")).error is None
     slow = """
 import os, time
-print("begun", flush=True)
 try:
+    print("begun", flush=True)
     time.sleep(600)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
