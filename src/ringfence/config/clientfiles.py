@@ -65,7 +65,7 @@ class Setting:
     """The value where it is plain; where it is a reference, the words of the file (`Bearer ${TOKEN}`)."""
     variables: tuple[str, ...] = ()
     """What a reference names."""
-    value: str = field(default="", repr=False)
+    value: str = field(default="", repr=False, compare=False)
     """What the file has where it is hidden: to be compared with, never to be copied or shown."""
 
 

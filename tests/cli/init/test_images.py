@@ -111,7 +111,7 @@ def test_an_image_is_checked_at_each_start_and_can_be_fetched_again(registry: Re
 def test_a_secret_of_docker_run_becomes_a_name(
     registry: Registry, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SMALL_TOKEN", "another value entirely")
+    monkeypatch.setenv("SMALL_TOKEN", VALUE)
     registry.push(Image([images.debian(), layer(("app/server.py", PYTHON))], WANTS), "me/secret:1")
     words = ["run", "-i", "-e", f"SMALL_TOKEN={VALUE}", f"{registry.host}/me/secret:1"]
     client_file(project, small={"command": "docker", "args": words})

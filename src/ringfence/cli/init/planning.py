@@ -88,7 +88,7 @@ class Planner:
         """
         self._file = file
         self._plain = frozenset(plain)
-        self._ours = os.environ if ours is None else ours
+        self._ours = paths.variable if ours is None else ours.get
         self._names: set[str] = {"ringfence"}
         self.secrets: list[NeededSecret] = []
 
@@ -312,12 +312,12 @@ class Planner:
         longer = f"{_UNFIT.sub('_', plan.name).replace('-', '_').upper()}_{wanted}"
 
         def is_free(variable: str) -> bool:
-            return variable not in taken and self._ours.get(variable, setting.value) == setting.value
+            return variable not in taken and self._ours(variable) in (None, setting.value)
 
         variable = next(filter(is_free, () if leaves else (wanted, longer)), f"FOR_{longer}")
         while variable in taken:
             variable += "_"
-        if wanted in self._ours and variable != wanted:
+        if self._ours(wanted) is not None and variable != wanted:
             plan.remarks.append(
                 f"{wanted} is set here to another value than the file has. This server does not get it: set {variable}."
             )
