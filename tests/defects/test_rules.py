@@ -136,7 +136,8 @@ async def test_defect_19_a_removed_rule_is_gone(helpdesk: str, tmp_path: Path) -
 
         # Adding one tightens, and needs no more than the change of the file.
         more.write_text('rules: [{id: no-docs-at-all, action: deny, tool_patterns: ["search_.*"]}]\n')
-        await until(served.url, "search_docs", "denied")
+        await until(served.url, "search_docs", "denied")  # by the rule, or as rules that changed while it was under way
+        assert await status(served.url, "search_docs") == "denied"
         assert await status(served.url, "create_ticket") == "success"
         matched = [body["decision"]["rules"] for body in gateways.finished(served.state)][-2]
         assert matched[0] == "no-docs-at-all", "the old rule is gone from the decision too"

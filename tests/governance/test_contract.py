@@ -206,7 +206,7 @@ def costly(name: str, *patterns: str) -> Definition:
 
 def test_patterns_that_take_too_much_make_the_tool_unavailable() -> None:
     found = Schemas().unusable(costly("greedy", *(rf"^\pL{{{100 + number}}}$" for number in range(100))))
-    assert found == "its inputSchema cannot be used: its patterns take too much to compile"
+    assert found == "its inputSchema cannot be used: its patterns cost too much to compile"
 
 
 def test_what_is_kept_compiled_is_bounded_by_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -441,5 +441,5 @@ def test_all_schemas_of_one_server_are_bounded_together(usable: bool, monkeypatc
     assert ("t0" in offered) is usable
     last = refusal(where, "t29")
     assert (last.status, last.reason_code) == (Status.UNAVAILABLE, "bad_schema")
-    assert "its server's other tools take too much to compile already" in last.message
+    assert "its server's other tools already cost all that may be spent on compiling" in last.message
     assert READ.name in offered, "another server has a bound of its own"

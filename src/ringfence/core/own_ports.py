@@ -31,8 +31,9 @@ def announce(address: str, port: int) -> socket.socket | None:
         mark.listen(1)
     except OSError as exc:
         mark.close()
-        # The port is ours, so whoever has its mark is another user of this machine.
-        why = "another user of this machine holds its mark; take another port" if exc.errno == errno.EADDRINUSE else exc
+        why = str(exc)
+        if exc.errno == errno.EADDRINUSE:  # the port is ours, so whoever has its mark is another user
+            why = "another user of this machine has taken the name that marks it; use another port"
         raise Unavailable("listen", f"cannot keep boxes from {address}:{port}: {why}") from None
     return mark
 

@@ -381,7 +381,7 @@ def _compiling(root: Any) -> schema_patterns.Compiling:
     try:
         return schema_patterns.bounded(_patterns(root))
     except schema_patterns.TooCostly:
-        raise Unusable("its patterns take too much to compile", MAX_COST) from None
+        raise Unusable("its patterns cost too much to compile", MAX_COST) from None
 
 
 def _patterns(root: Any) -> Iterator[str]:

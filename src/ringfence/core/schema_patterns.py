@@ -63,15 +63,16 @@ def bounded(patterns: Iterable[str]) -> Compiling:
     distinct = {pattern: _reading(pattern) for pattern in patterns}
     if sum(distinct.values()) > _MOST_READING:
         raise TooCostly
+    # Lookarounds, which common schema generators emit, need the other engine, which has bounds as well. The two do not
+    # read every pattern alike (`a{9}{9}` is text to one), so each is tried with the one that will compile it.
+    linear = not any(map(_NOT_LINEAR.search, distinct))
     charged = 0
     for pattern, reading in distinct.items():
-        charged = _charge(pattern, reading * _BYTES_A_MICROSECOND, charged)
-    # Lookarounds, which common schema generators emit, need the other engine, which has bounds as well.
-    linear = not any(map(_NOT_LINEAR.search, distinct))
+        charged = _charge(pattern, linear, reading * _BYTES_A_MICROSECOND, charged)
     return Compiling(_options(linear, _SIZES[-1], MOST_BYTES // max(len(distinct), 1)), charged)
 
 
-def _charge(pattern: str, least: int, charged: int) -> int:
+def _charge(pattern: str, linear: bool, least: int, charged: int) -> int:
     for size in _SIZES:
         if size < least and size != _SIZES[-1]:
             continue
@@ -79,7 +80,7 @@ def _charge(pattern: str, least: int, charged: int) -> int:
         if charged > MOST_BYTES:
             raise TooCostly
         try:
-            jsonschema_rs.Draft202012Validator({"pattern": pattern}, pattern_options=_options(False, size, size))
+            jsonschema_rs.Draft202012Validator({"pattern": pattern}, pattern_options=_options(linear, size, size))
             break
         except ValueError:
             continue

@@ -28,6 +28,10 @@ _RANGE = re.compile(r"\[?([0-9A-Fa-f:.]+/[0-9]{1,3})\]?(?::([0-9]+))?")
 _WILD = re.compile(r"\*(?:\.([^:]+))?(?::([0-9]+))?")
 _PERCENT = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _ENCODED = re.compile(rb"%[0-9A-Fa-f]{2}")
+_OVERLONG = re.compile(rb"[\xc0\xc1]|\xe0[\x80-\x9f]|\xf0[\x80-\x8f]")
+"""A character in more bytes than UTF-8 has for it, which some servers decode nevertheless: a dot, a slash."""
+_DOTS = re.compile(r"\.[. ]*")
+"""`.` and `..`, also for servers that drop dots and spaces at the end of a name."""
 _DECODINGS = 3
 _LOOPBACK: tuple[Range, ...] = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
 
@@ -165,12 +169,6 @@ def _objection(rule: NetworkRule, method: str, target: str, headers: frozenset[s
     return None
 
 
-_TOO_LONG = re.compile(rb"[\xc0\xc1]|\xe0[\x80-\x9f]|\xf0[\x80-\x8f]")
-"""Of a character in more bytes than it has in UTF-8, which some servers read nevertheless: a dot, a slash."""
-_DOTS = re.compile(r"\.[. ]*")
-"""`.` and `..`, also for servers that drop dots and spaces at the end of a name."""
-
-
 def overrides_method(headers: Iterable[str]) -> bool:
     """Whether one of these names of headers, in lower case, gives the request another method."""
     return not _METHOD_OVERRIDES.isdisjoint(map(as_variable, headers))
@@ -189,9 +187,9 @@ def plain_path(target: str) -> str | None:
         if _PERCENT.search(decoded):
             return None
         decoded = unquote_to_bytes(decoded)
-        if _TOO_LONG.search(decoded):
+        if _OVERLONG.search(decoded):
             return None
-        # Some servers take letters of other widths for these.
+        # Some servers take characters of other widths for dots and slashes.
         folded = unicodedata.normalize("NFKC", decoded.decode("utf-8", "surrogateescape"))
         if folded.count("/") != path.count(b"/") or re.search(r"[\\\0-\x1f\x7f]|//", folded):
             return None

@@ -230,7 +230,7 @@ class _Compiled:
 
     def __call__(self, root: Any) -> Schema:
         if self._cost >= MAX_COST:
-            raise Unusable("the patterns of the other questions take too much to compile already")
+            raise Unusable("the patterns of the other questions already cost all that may be spent on compiling")
         try:
             schema = Schema(root)
         except Unusable as exc:

@@ -379,7 +379,7 @@ class Catalog:
     def _unusable(self, definition: Definition) -> str | None:
         compiled = self._compiled.setdefault(definition.server, {})
         if definition.digest not in compiled and sum(compiled.values()) >= _MOST_COST:
-            return "the patterns in the schemas of its server's other tools take too much to compile already"
+            return "the patterns of its server's other tools already cost all that may be spent on compiling"
         problem = self.schemas.unusable(definition)
         compiled[definition.digest] = self.schemas.cost(definition)
         return problem

@@ -317,7 +317,7 @@ class Connection:
             finally:
                 self._running.remove(running)
         if running.gave_way:
-            text = f"others needed server {self.spec.name} while the call waited for an answer of its client"
+            text = f"other clients needed server {self.spec.name} while this call waited for its client's answer"
             raise OutcomeUnknown("gave_way", f"{text}, so it was given up; it may have run")
         raise Refused(
             Status.TIMEOUT,

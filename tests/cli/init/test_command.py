@@ -165,7 +165,7 @@ def test_a_secret_becomes_a_name(project: Path, monkeypatch: pytest.MonkeyPatch,
     assert VALUE not in written + done.stdout + done.stderr
     assert variable.lower() in written
     assert f'"{variable}"' in done.stdout
-    assert f"value of your variable {variable}, if it is set" in done.stdout
+    assert f"taken from your variable {variable} if it is set" in done.stdout
     assert not gateways.holding(config.state_folder(), [VALUE])
     assert "ok" in gateways.run("check", cwd=project).stdout
 

@@ -118,7 +118,7 @@ def test_a_variable_that_the_command_sets_becomes_a_reference() -> None:
     plan = planner.plans()[0]
     assert plan.keys["command"] == ["node", "s.js"]
     shown = "\n".join(takeover._shown(plan))
-    assert "FOO: (not copied: the value of your variable " in shown and "hunter2" not in shown
+    assert "FOO: (not copied; taken from your variable " in shown and "hunter2" not in shown
 
 
 def test_the_value_of_a_header_is_not_shown() -> None:
@@ -316,8 +316,8 @@ def test_a_file_that_knows_the_name_of_a_users_variable_does_not_get_its_value()
     names = [asked.variable for asked in planner.secrets]
     assert names == ["FOR_AWS_GITHUB_TOKEN", "FOR_AWS_SECRET_KEY", "API_KEY", "IT_GITHUB_TOKEN"]
     told = "\n".join(remark for plan in plans for remark in plan.remarks)
-    assert "GITHUB_TOKEN is set here to another value than the file has. This server does not get it" in told
-    assert "set FOR_AWS_GITHUB_TOKEN" in told and "API_KEY is set here" not in told
+    assert "Your GITHUB_TOKEN differs from the value in the file, so this server does not get it" in told
+    assert "set FOR_AWS_GITHUB_TOKEN" in told and "Your API_KEY" not in told
     assert "real" not in repr((plans, planner.secrets)) and "very-same" not in repr((plans, planner.secrets))
     assert loads(planner)
 

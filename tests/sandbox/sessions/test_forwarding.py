@@ -228,7 +228,7 @@ async def test_a_port_that_boxes_could_not_be_kept_from_does_not_stay_open(monke
         first = await ports.open(8000)
         assert first == tried[-1] and len(tried) == 2 and not listens(tried[0])
         failing = 1000
-        with pytest.raises(Unavailable, match="another user of this machine holds its mark"):
+        with pytest.raises(Unavailable, match="another user of this machine has taken the name that marks it"):
             await ports.open(8001)
         assert not any(listens(port) for port in tried if port != first)
         failing = 0

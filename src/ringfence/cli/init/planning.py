@@ -319,7 +319,7 @@ class Planner:
             variable += "_"
         if self._ours(wanted) is not None and variable != wanted:
             plan.remarks.append(
-                f"{wanted} is set here to another value than the file has. This server does not get it: set {variable}."
+                f"Your {wanted} differs from the value in the file, so this server does not get it; set {variable}."
             )
         return variable
 

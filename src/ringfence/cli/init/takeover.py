@@ -182,7 +182,7 @@ def _shown(plan: ServerPlan) -> Iterator[str]:
         shown = setting.kind == "reference" or (setting.kind == "plain" and setting in server.env)
         value = safe(setting.text) if shown else "(its value is not copied)"
         if setting.kind == "hidden" and setting.name in plan.variables:
-            value = f"(not copied: the value of your variable {safe(plan.variables[setting.name])}, if it is set)"
+            value = f"(not copied; taken from your variable {safe(plan.variables[setting.name])} if it is set)"
         yield f"  with     {safe(setting.name)}: {value}"
     for mount in plan.keys.get("mounts", []):
         yield f"  sees     {safe(mount['host'])} (read-only)"

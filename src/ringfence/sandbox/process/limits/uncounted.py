@@ -31,7 +31,8 @@ _MOST_LISTED = 100_000
 _LOCKS_SECONDS = 0.2
 """How old the list may be: it is one for the whole host."""
 _PIECE_SECONDS = 0.02
-"""For so long the list is read at once. The locks of one box that has too many are found in the first piece."""
+"""For so long the list is read at once: enough to find the locks of one box that has too many, unless the machine is
+busy."""
 _BREATH = 3.0
 """For so many times as long as reading took, the list is not read again."""
 _WATCH_BYTES = 1024
