@@ -165,8 +165,8 @@ FEW = PIECES.filter(lambda piece: piece != "{0,40}").map(lambda piece: piece.rep
 @given(st.lists(FEW, max_size=8).map("".join))
 def test_a_pattern_needs_the_other_engine_only_where_it_looks_so(pattern: str) -> None:
     if schema_patterns._NOT_LINEAR.search(pattern) is None:
-        ways = (jsonschema_rs.RegexOptions(size_limit=10**8), jsonschema_rs.FancyRegexOptions(size_limit=10**8))
-        assert len({_compiles(pattern, way) for way in ways}) == 1
+        other = _compiles(pattern, jsonschema_rs.FancyRegexOptions(size_limit=10**8))
+        assert not other or _compiles(pattern, jsonschema_rs.RegexOptions(size_limit=10**8))
 
 
 def _compiles(pattern: str, options: Any) -> bool:
