@@ -16,7 +16,8 @@ from ringfence.core.sessions import Cell
 from ringfence.sandbox.files import collect
 from ringfence.sandbox.process import output_files
 from ringfence.sandbox.process.live import LiveBox
-from ringfence.sandbox.process.output_files import OutputFiles
+from ringfence.sandbox.process.output_files import Mappings, OutputFiles
+from ringfence.sandbox.process.seccomp import notifications
 
 pytestmark = pytest.mark.anyio
 
@@ -30,9 +31,10 @@ class Folder:
         self.output = path / "output"
         self.output.mkdir()
         self.readers: list[threading.Thread] = []
+        self.made: int | None = None
         self.is_mapped = False
         self.descriptor = os.open(path, os.O_RDONLY)
-        self.files = OutputFiles(self.descriptor, 100_000_000, lambda most: self.is_mapped)
+        self.files = OutputFiles(self.descriptor, 100_000_000, Mappings(lambda: self.made, lambda most: self.is_mapped))
         collecting = collect.collect
 
         def watched(*given: Any, **how: Any) -> tuple[tuple[FileFact, ...], dict[str, str]]:
@@ -69,6 +71,33 @@ async def test_little_is_read_at_once_and_much_in_a_thread(folder: Folder) -> No
     folder.is_mapped = True
     assert await folder.changed() == []
     assert len(folder.readers) == 3 and folder.readers[2] is not threading.main_thread()
+
+
+async def test_files_are_read_again_while_they_can_be_changed_without_a_trace(folder: Folder) -> None:
+    folder.made = 0
+    folder.write("file", 10)
+    assert await folder.changed() == ["file"]
+    assert await folder.changed() == [] and len(folder.readers) == 1
+    folder.made = 1  # and is gone again
+    assert await folder.changed() == [] and len(folder.readers) == 2
+    assert await folder.changed() == [] and len(folder.readers) == 2
+    folder.made, folder.is_mapped = 2, True
+    for readings in (3, 4):
+        assert await folder.changed() == [] and len(folder.readers) == readings
+    folder.is_mapped = False
+    assert await folder.changed() == [] and len(folder.readers) == 5, "it was written to before it was given up"
+    assert await folder.changed() == [] and len(folder.readers) == 5
+
+
+async def test_what_is_read_ahead_in_vain_is_read_again(folder: Folder) -> None:
+    folder.made = 0
+    folder.write("much", MUCH)
+    assert await folder.changed() == ["much"]
+    folder.made = 1
+    await folder.files.read_ahead()
+    await folder.files.read_ahead()
+    folder.files.changed()
+    assert len(folder.readers) == 3
 
 
 async def test_many_files_are_much_however_small(folder: Folder) -> None:
@@ -141,3 +170,59 @@ async def test_a_folder_that_is_closed_to_us_is_named(folder: Folder, monkeypatc
     await folder.files.read_ahead()
     assert folder.files.changed() == ((), {}), "nothing is new"
     assert output_files.collected(folder.descriptor, None, 1000, 10)[1]
+
+
+OUTPUT = "/workspace/output/x"
+BEFORE = f"""
+import mmap, os
+os.mkdir("/workspace/output")
+with open({OUTPUT!r}, 'wb') as file:
+    file.write(b'1' * 4096)
+open({OUTPUT!r}).read()
+"""
+OPENS = f"""
+with open({OUTPUT!r}, 'r+b') as file:
+    memory = mmap.mmap(file.fileno(), 0)
+memory[0]
+"""
+
+
+async def test_what_is_written_through_a_mapping_is_a_change_though_it_is_closed_again(box: LiveBox) -> None:
+    interpreter = await box.interpreter()
+
+    async def changed(source: str) -> list[tuple[str, str]]:
+        ran = await interpreter.run(Cell(source.encode()), lambda *_: None, lambda _: None)
+        assert ran.error is None, ran.error
+        return [(fact.path, fact.sha256) for fact in ran.report.files]
+
+    versions = [await changed(BEFORE), await changed(f"{OPENS}memory[0] = 50\nmemory.close()")]
+    assert await changed("pass") == []
+    assert await changed(OPENS) == []
+    versions.append(await changed("memory[0] = 51\nmemory.close()"))
+    assert await changed("pass") == []
+    assert [[path for path, _ in each] for each in versions] == [[OUTPUT]] * 3
+    assert len({digest for each in versions for _, digest in each}) == 3
+
+
+async def test_a_box_that_maps_without_end_waits_for_us(box: LiveBox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notifications, "_GRANTED_A_SECOND", 5)
+    interpreter = await box.interpreter()
+    rests: list[float] = []
+    rest = box.box.hub.rest
+
+    def noted(descriptor: int, seconds: float) -> None:
+        rests.append(seconds)
+        rest(descriptor, seconds)
+
+    monkeypatch.setattr(box.box.hub, "rest", noted)
+    many = f"""
+import mmap, os
+os.mkdir("/workspace/output")
+with open({OUTPUT!r}, 'w+b') as file:
+    file.truncate(4096)
+    for _ in range(12):
+        mmap.mmap(file.fileno(), 0).close()
+"""
+    ran = await interpreter.run(Cell(many.encode()), lambda *_: None, lambda _: None)
+    assert ran.error is None and [fact.path for fact in ran.report.files] == [OUTPUT]
+    assert rests and max(rests) <= 1

@@ -122,4 +122,5 @@ def call_filter(baseline: Baseline) -> bytes:
     memfd = "memfd" not in baseline.without and (baseline.programs is None or "noexec" in baseline.without)
     which: filter.Which = {"memfd": memfd, "marks": not baseline.writes}
     which["counted"] = "memfd" not in baseline.without
+    which["mappings"] = baseline.stays
     return filter.compile_filter(os.uname().machine, **which)

@@ -45,6 +45,7 @@ class Hub:
     def __init__(self) -> None:
         self._poll = select.epoll()
         self._called: dict[int, Callable[[], object]] = {}
+        self._resting: dict[int, asyncio.TimerHandle] = {}
         self.pulse = Pulse()
         self.locks = Locks()
         self._loop = asyncio.get_running_loop()
@@ -56,12 +57,26 @@ class Hub:
 
     def change(self, descriptor: int, call: Callable[[], object]) -> None:
         """Another callback for a descriptor, which may have been removed before."""
+        self._awake(descriptor)
         if descriptor not in self._called:
             self._poll.register(descriptor, select.EPOLLIN)
         self._called[descriptor] = call
 
+    def rest(self, descriptor: int, seconds: float) -> None:
+        """Look at a descriptor again only after so long."""
+        call = self._called.get(descriptor)
+        if call is not None:
+            self.remove(descriptor)
+            self._resting[descriptor] = self._loop.call_later(seconds, self.change, descriptor, call)
+
+    def _awake(self, descriptor: int) -> None:
+        timer = self._resting.pop(descriptor, None)
+        if timer is not None:
+            timer.cancel()
+
     def remove(self, descriptor: int) -> None:
         """Remove a descriptor before it is closed. It may have been removed before."""
+        self._awake(descriptor)
         if self._called.pop(descriptor, None) is not None and not self._poll.closed:
             self._poll.unregister(descriptor)
 
@@ -74,6 +89,8 @@ class Hub:
                 call()
 
     def close(self) -> None:
+        for descriptor in list(self._resting):
+            self._awake(descriptor)
         if not self._poll.closed:
             self._loop.remove_reader(self._poll.fileno())
             self._poll.close()
@@ -283,6 +300,8 @@ class BoxMember:
             self.stop_answering()  # what its program left behind is gone, or goes on without end
         elif not more:
             self._hub.remove(self.denials.descriptor)
+        elif pause := self.denials.pause:
+            self._hub.rest(self.denials.descriptor, pause)
         self.on_denial()
 
     # ── End ──

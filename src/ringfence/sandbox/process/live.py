@@ -27,7 +27,7 @@ from ringfence.sandbox.process.interpreter import Interpreter, MainThread
 from ringfence.sandbox.process.late_work import LateWork, OtherTasks, TaskTable
 from ringfence.sandbox.process.limits.pulse import BUSY_SECONDS, Rhythm, worked_ms
 from ringfence.sandbox.process.outlet import NetworkOutlet, difference
-from ringfence.sandbox.process.output_files import OutputFiles
+from ringfence.sandbox.process.output_files import Mappings, OutputFiles
 from ringfence.sandbox.process.step import Step
 from ringfence.sandbox.process.streams import LateOutput
 from ringfence.sandbox.process.watch import added_up, descendants, full, reclaim, used_memory, worked
@@ -78,7 +78,10 @@ class LiveBox:
         self._pause_watch: asyncio.TimerHandle | None = None
         self._may_send_again = False
         """Whether its route out is to be opened when it is resumed."""
-        self.outputs = OutputFiles(box.descriptors["workspace"], box.limits.disk_bytes, self._maps_files)
+        mappings = Mappings(lambda: box.account.file_mappings if self._are_asked else None, self._maps_files)
+        self.outputs = OutputFiles(box.descriptors["workspace"], box.limits.disk_bytes, mappings)
+        self._are_asked = False
+        """Whether the filter of its processes asks us."""
         self.late_output = LateOutput(box.hub)
         self._zygote = zygote
         self._request_lock = asyncio.Lock()
@@ -110,6 +113,7 @@ class LiveBox:
         if member is None or box.ended.done():
             raise Unavailable("box_ended_at_once", "; ".join(("the box ended as soon as it was made", *box.trouble)))
         member.listen(box.release_channel())
+        self._are_asked = "denials" in box.descriptors
         member.closed(box.worker, box.descriptors.pop("denials", None))
         self._spare = member
         self._own_tasks = ((box.group.tasks_now() if box.group is not None else None) or 1) - 1

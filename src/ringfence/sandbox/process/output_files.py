@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ringfence.core.aio import shielded
 from ringfence.core.box import FileFact
+from ringfence.core.record import plain
 from ringfence.sandbox.files import collect
 
 EMPTY_FOLDER = 40
@@ -27,7 +28,27 @@ _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONB
 
 _Look = tuple[tuple[int, int, int, int], ...]
 """Of each file and folder its inode, its size, and when it and its contents were changed."""
-_Found = tuple[_Look, tuple[FileFact, ...], dict[str, str]]
+_UNKNOWN = -1
+
+
+@plain
+class Mappings:
+    """Memory that the processes of a box share with its files: what is written there leaves no trace in their times."""
+
+    made: Callable[[], int | None]
+    """How many have been made so far; None where that is not counted."""
+    exist: Callable[[int], bool]
+    """Whether a process has one now. It may read so many bytes to find out, and is to say yes where that is not
+    enough."""
+
+
+@plain
+class _Found:
+    look: _Look
+    mappings: int
+    """How many had been made, none of which existed any more; or `_UNKNOWN`."""
+    facts: tuple[FileFact, ...]
+    skipped: dict[str, str]
 
 
 def left_any(workspace: int) -> bool:
@@ -62,13 +83,13 @@ class OutputFiles:
     no longer fits is left to the next call.
     """
 
-    def __init__(self, workspace: int, max_bytes: int, mapped: Callable[[int], bool]) -> None:
-        """`mapped`: whether a process has a file of it mapped for writing, and can change it without a trace in its
-        times; it may read so many bytes to find out, and is to say yes where that is not enough."""
-        self._mapped = mapped
+    def __init__(self, workspace: int, max_bytes: int, mappings: Mappings) -> None:
+        self._mappings = mappings
         self._workspace = workspace
         self._max_bytes = max_bytes
         self._look: _Look = ()
+        self._unmapped_since = 0
+        """As `_Found.mappings`, when the files were read last."""
         self._known: dict[str, str] = {}
         self._ahead: _Found | None = None
         """What was read ahead for the next call of `changed`."""
@@ -92,21 +113,27 @@ class OutputFiles:
                 self._look = ()
                 self._known = {}
                 return (), {}
-            if not _is_little(look) or (look == self._look and not self._mapped(_MAPS_AT_ONCE)):
+            if not _is_little(look) or (look == self._look and not self._may_differ(_MAPS_AT_ONCE)):
                 return (), {}
-            ahead = self._found(min(self._max_bytes, 2 * _MUCH))
-            if ahead[2] and not _is_little(self._seen(_FEW_FILES)):
+            ahead = self._found(min(self._max_bytes, 2 * _MUCH), _MAPS_AT_ONCE)
+            if ahead.skipped and not _is_little(self._seen(_FEW_FILES)):
                 return (), {}  # it grew while it was read
         # A file may change all the time: what was seen before it was read counts, so that it is read again next time.
-        self._look, facts, skipped = ahead
-        new = tuple(fact for fact in facts if self._known.get(fact.path) != fact.sha256)
-        self._known = {fact.path: fact.sha256 for fact in facts}
-        return new, skipped
+        self._look = ahead.look
+        self._unmapped_since = ahead.mappings
+        new = tuple(fact for fact in ahead.facts if self._known.get(fact.path) != fact.sha256)
+        self._known = {fact.path: fact.sha256 for fact in ahead.facts}
+        return new, ahead.skipped
 
     def _found_if_changed(self) -> _Found | None:
-        if self._seen() == self._look and not self._mapped(_MAPS_AHEAD):
+        if self._seen() == self._look and not self._may_differ(_MAPS_AHEAD):
             return None
-        return self._found(self._max_bytes)
+        return self._found(self._max_bytes, _MAPS_AHEAD)
+
+    def _may_differ(self, most: int) -> bool:
+        """Whether a file may have been changed through a mapping since they were read last."""
+        made = self._mappings.made()
+        return self._mappings.exist(most) if made is None else made != self._unmapped_since
 
     def _seen(self, most: int = _MOST_FILES) -> _Look:
         """The metadata of everything in it, up to `most`, without reading contents; empty where there is nothing."""
@@ -126,8 +153,13 @@ class OutputFiles:
         finally:
             os.close(folder)
 
-    def _found(self, max_bytes: int) -> _Found:
-        return self._seen(), *collected(self._workspace, None, max_bytes, _MOST_FILES)
+    def _found(self, max_bytes: int, most: int) -> _Found:
+        # In this order: what is made after the count is found next time, as is what exists before the files are read.
+        made = self._mappings.made()
+        look = self._seen()
+        if made is None or (made != self._unmapped_since and self._mappings.exist(most)):
+            made = _UNKNOWN
+        return _Found(look, made, *collected(self._workspace, None, max_bytes, _MOST_FILES))
 
 
 def _is_little(look: _Look) -> bool:

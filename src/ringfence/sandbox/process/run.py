@@ -120,10 +120,13 @@ class ProgramRun:
     # ── While it runs ──
 
     def _deny(self, denials: Denials) -> None:
+        assert denials.descriptor is not None
         if not denials.answer():
-            self.box.hub.remove(denials.descriptor or 0)
+            self.box.hub.remove(denials.descriptor)
         elif denials.total > MAX_DENIALS:
             self.stop("policy", None)
+        elif pause := denials.pause:
+            self.box.hub.rest(denials.descriptor, pause)
 
     def stop(self, ended: Ended, limit: Limit | None) -> None:
         """End the run for this reason."""

@@ -15,6 +15,7 @@ from ringfence.sandbox.process.seccomp.syscalls import name_of, numbers_of
 from ringfence.sandbox.process.seccomp.verdicts import (
     ENOSYS,
     POLICY,
+    SHARED_WITH_A_FILE,
     UNCOUNTED,
     UNMARKED,
     WATCHERS,
@@ -39,6 +40,8 @@ class Which(TypedDict, total=False):
     """False: no control group counts the memory, so nothing is taken that would not show in a process's account."""
     marks: bool
     """False: no setuid files are made."""
+    mappings: bool
+    """True: the supervisor is told of memory that is shared with a file."""
     notify: bool
     """False: the filter itself refuses, instead of the supervisor."""
 
@@ -53,6 +56,10 @@ def _policy(which: Which) -> Mapping[str, Ruling | ArgRule]:
             policy |= dict.fromkeys(
                 WATCHERS, POLICY["epoll_create1"]
             )  # the supervisor is not asked, so none are counted
+    if which.get("mappings", False) and which.get("notify", True):
+        memory = policy["mmap"]
+        assert isinstance(memory, ArgRule)
+        policy["mmap"] = ArgRule((*memory.cases, SHARED_WITH_A_FILE), memory.otherwise)
     if not which.get("marks", True):
         policy |= UNMARKED
     return policy

@@ -1,7 +1,7 @@
 """Answers the system calls that the kernel asks the supervisor about (seccomp user notifications).
 
-It counts and refuses them, unless a program wants to share memory within its limit, or to wait for descriptors with
-one more epoll.
+It counts and refuses them, unless a program wants to share memory within its limit, to map a file, or to wait for
+descriptors with one more epoll.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ _CONTINUE = 1  # SECCOMP_USER_NOTIF_FLAG_CONTINUE
 MAX_DENIALS = 20_000
 """Each costs the supervisor a moment; no honest program makes so many."""
 _AT_ONCE = 64
+_GRANTED_A_SECOND = 1000
+"""Beyond that the box waits: each costs us a moment too, of processor time that is not the box's."""
+_ANONYMOUS = 0x20
 _LONG = 0.05
 """Seconds: after a look at a whole box that took longer, other boxes come first."""
 _BREATH = 3.0
@@ -48,6 +51,10 @@ class Account:
         self.refused = False
         self.watchers = 0
         """The largest possible number of epoll instances."""
+        self.file_mappings = 0
+        """How often memory was shared with a file, in a box that stays."""
+        self._since = 0.0
+        self._granted = 0
 
     def take(self, size: int) -> bool:
         size = -(-size // _PAGE) * _PAGE
@@ -68,6 +75,21 @@ class Account:
             if took > _LONG:
                 self._next = began + took * (1 + _BREATH)
 
+    def grant(self) -> None:
+        """Count a question that was granted."""
+        now = time.monotonic()
+        if now - self._since >= 1:
+            self._since = now
+            self._granted = 0
+        self._granted += 1
+
+    @property
+    def pause(self) -> float:
+        """For how many seconds no further question is to be answered."""
+        if self._granted < _GRANTED_A_SECOND:
+            return 0.0
+        return max(0.0, self._since + 1 - time.monotonic())
+
     def watch(self) -> bool:
         """Whether there may be one more epoll instance."""
         if self.watchers >= MOST_WATCHERS:
@@ -87,7 +109,7 @@ class Denials:
         """None where a box was made without the filter that asks."""
         self._poll: select.poll | None = None
         self.total = 0
-        """All questions, whatever the answer, except for shared memory that was granted."""
+        """All questions that were refused."""
         self.by_name: dict[str, int] = {}
         self.late: dict[str, int] = {}
         """Refused calls of tasks that belong to no running step; not in `by_name`."""
@@ -114,17 +136,28 @@ class Denials:
             goes_on = 0
             if name == "mmap":
                 # Its arguments are in registers, so the kernel continues with exactly these.
-                fits = self._account.take(struct.unpack_from("=6Q", question, 32)[1])
+                _, size, _, flags, _, _ = struct.unpack_from("=6Q", question, 32)
+                of_file = not flags & _ANONYMOUS
+                self._account.file_mappings += of_file
+                fits = of_file or self._account.take(size)
                 error, goes_on = (0, _CONTINUE) if fits else (errno.ENOMEM, 0)
             elif name in verdicts.WATCHERS:
                 error, goes_on = (0, _CONTINUE) if self._account.watch() else (errno.EMFILE, 0)
-            self.total += not goes_on
+            if goes_on:
+                self._account.grant()
+            else:
+                self.total += 1
             if error in (errno.EPERM, errno.EACCES):
                 counted = self.late if self.is_late(caller) else self.by_name
                 counted[name] = counted.get(name, 0) + 1
             with contextlib.suppress(OSError):  # the caller is gone
                 fcntl.ioctl(self.descriptor, _SEND, struct.pack("=QqiI", identity, 0, -error, goes_on))
         return True
+
+    @property
+    def pause(self) -> float:
+        """For how many seconds the questions that wait are to wait."""
+        return self._account.pause
 
     @property
     def in_use(self) -> bool:

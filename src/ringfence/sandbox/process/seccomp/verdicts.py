@@ -21,7 +21,7 @@ class Ruling:
     """What happens to a call."""
 
     action: Literal["allow", "notify", "errno"]
-    """`notify`: the supervisor answers, and nearly always refuses; `errno`: the filter itself answers."""
+    """`notify`: the supervisor answers, and refuses most; `errno`: the filter itself answers."""
     errno: int = 0
     """The error number for the caller."""
 
@@ -331,7 +331,7 @@ _CHECKED = {
     # Not RENAME_WHITEOUT, which leaves such a device behind; file systems that have none answer so.
     "renameat2": _only(4, (0,), EINVAL, 4),
     # Huge pages come from a pool of the host's that no memory limit counts (MAP_HUGETLB, SHM_HUGETLB, MFD_HUGETLB).
-    "mmap": _only(3, (0,), Ruling("errno", errno.ENOMEM), 0x40000),
+    "mmap": ArgRule((ArgCase((Arg(3, (0x40000,), 0x40000),), Ruling("errno", errno.ENOMEM)),), ALLOW),
     "shmget": _only(2, (0,), Ruling("errno", errno.ENOMEM), 0x800),
     "memfd_create": _only(1, (0,), EINVAL, WORD ^ 0x1B),
     # Not MADV_MERGEABLE: sharing pages with other users reveals what is in them.
@@ -362,6 +362,10 @@ POLICY = _judged()
 
 SHARED_MAPPING = Ruling("notify", errno.ENOMEM)
 """The supervisor adds up how much of it a box makes, and allows it within the box's memory limit."""
+
+SHARED_WITH_A_FILE = ArgCase((Arg(3, (0x01, 0x03), 0x2F),), Ruling("notify"))
+"""MAP_SHARED or MAP_SHARED_VALIDATE without MAP_ANONYMOUS: the supervisor takes note of it and allows it, since what is
+written there leaves no trace in the times of the file."""
 
 WATCHERS = ("epoll_create", "epoll_create1")
 
