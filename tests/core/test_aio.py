@@ -9,6 +9,7 @@ import pytest
 
 from ringfence.core import aio
 from tests import tooling
+from tests.sandbox.process.test_pulse import Timers
 
 pytestmark = pytest.mark.anyio
 
@@ -22,8 +23,8 @@ async def test_at_once_where_there_is_nothing_to_wait_for() -> None:
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     done.set_result(None)
     acted: list[str] = []
-    aio.when(None, lambda: acted.append("nothing"))
-    aio.when(done, lambda: acted.append("done"))
+    aio.call_when_done(None, lambda: acted.append("nothing"))
+    aio.call_when_done(done, lambda: acted.append("done"))
     assert acted == ["nothing", "done"]
 
 
@@ -38,7 +39,7 @@ async def test_when_it_is_done_and_not_again_later(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(loop, "call_later", call_later)
     after: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     acted: list[int] = []
-    aio.when(after, lambda: acted.append(1))
+    aio.call_when_done(after, lambda: acted.append(1))
     await asyncio.sleep(0)
     assert acted == []
     after.set_result(None)
@@ -51,8 +52,41 @@ async def test_when_it_is_done_and_not_again_later(monkeypatch: pytest.MonkeyPat
 async def test_after_a_moment_and_not_again_when_it_is_done() -> None:
     after: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     acted: list[int] = []
-    aio.when(after, lambda: acted.append(1))
+    aio.call_when_done(after, lambda: acted.append(1))
     await tooling.until(lambda: acted)
     after.cancel()
     await asyncio.sleep(0.02)
     assert acted == [1]
+
+
+def test_a_clock_that_stands_does_not_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    timers = Timers()
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: timers)
+    monkeypatch.setattr(aio, "time", timers)
+    rung: list[bool] = []
+    clock = aio.PausableTimer(0.1, lambda: rung.append(True))
+    timers.pass_(0.15)
+    assert clock.left == 0.1
+    clock.start()
+    clock.start()
+    timers.pass_(0.06)
+    clock.stop()
+    left = clock.left
+    assert left == pytest.approx(0.04)
+    timers.pass_(0.1)
+    assert (clock.left, rung) == (left, [])
+    clock.start()
+    timers.pass_(0.1)
+    assert rung == [True]
+    clock.set(0.02)
+    timers.pass_(0.05)
+    assert rung == [True, True]
+    clock.stop()
+    clock.set(0.01)
+    timers.pass_(0.03)
+    assert rung == [True, True]
+    clock.start()
+    clock.cancel()
+    clock.start()
+    timers.pass_(0.03)
+    assert rung == [True, True]

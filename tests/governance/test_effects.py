@@ -128,7 +128,7 @@ def test_a_signal_that_a_program_can_handle_has_what_its_box_has() -> None:
         assert asked({"session": "box_1", "process": 1, **given}, contract, FULL) == NO_EFFECTS
 
 
-@pytest.mark.parametrize("tool", ["create_volume", "remove_volume", "remove_snapshot"])
+@pytest.mark.parametrize("tool", ["create_volume", "remove_volume", "snapshot_session", "remove_snapshot"])
 def test_what_outlives_every_session_is_outside_of_it(tool: str) -> None:
     assert asked({"name": "data"}, replace(BOX, tool=tool)) == PossibleEffects(writes=True)
 

@@ -43,7 +43,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def waiting(way: Way) -> int:
-    return way.pipeline._once._waiting.total()
+    return way.pipeline._keys._waiting.total()
 
 
 @asynccontextmanager

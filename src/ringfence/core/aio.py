@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import sys
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -111,8 +112,8 @@ def shield() -> AbstractContextManager[object]:
     return importlib.import_module("anyio").CancelScope(shield=True)  # type: ignore[no-any-return]
 
 
-def when(after: asyncio.Future[Any] | None, act: Callable[[], None]) -> None:
-    """Wait until that is done, or for a moment at most; return at once where there is nothing to wait for."""
+def call_when_done(after: asyncio.Future[Any] | None, act: Callable[[], None]) -> None:
+    """Call `act` once `after` is done, or after `MOMENT` at the latest; at once where there is nothing to wait for."""
     if after is None or after.done():
         act()
         return
@@ -124,6 +125,49 @@ def when(after: asyncio.Future[Any] | None, act: Callable[[], None]) -> None:
 
     timer = asyncio.get_running_loop().call_later(MOMENT, once)
     after.add_done_callback(once)
+
+
+class PausableTimer:
+    """Calls back when its time is used up. Time counts only while it runs."""
+
+    def __init__(self, seconds: float, call: Callable[[], None]) -> None:
+        self._left = seconds
+        self._call = call
+        self._since = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def left(self) -> float:
+        gone = time.monotonic() - self._since if self._timer is not None else 0.0
+        return max(0.0, self._left - gone)
+
+    def start(self) -> None:
+        if self._timer is None:
+            self._since = time.monotonic()
+            self._timer = asyncio.get_running_loop().call_later(self._left, self._call)
+
+    def stop(self) -> None:
+        self._left = self.left
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def set(self, seconds: float) -> None:
+        """Start over with this much time, running or stopped as before."""
+        was_running = self._timer is not None
+        self.stop()
+        self._left = seconds
+        if was_running:
+            self.start()
+
+    def cancel(self) -> None:
+        """Stop for good: it calls nobody any more."""
+        self.stop()
+        self._call = _nothing
+
+
+def _nothing() -> None:
+    pass
 
 
 # ── Work that blocks, in threads. A thread cannot be called back. ─────────────────────────────────
@@ -169,13 +213,8 @@ async def fed(stream: AsyncIterator[bytes], work: Callable[[Iterator[bytes]], T]
 
 
 async def _shielded(working: asyncio.Future[T]) -> T:
-    working.add_done_callback(_seen)
+    working.add_done_callback(_look_at)
     return await shielded(working)
-
-
-def _seen(done: asyncio.Future[T]) -> None:
-    if not done.cancelled():
-        done.exception()
 
 
 class _Feed(Iterator[bytes]):

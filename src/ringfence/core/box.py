@@ -355,6 +355,9 @@ class FileFact:
     bytes: int
     sha256: str
 
+    def as_json(self) -> dict[str, Any]:
+        return {"path": self.path, "bytes": self.bytes, "sha256": self.sha256}
+
 
 @plain
 class Usage:

@@ -6,8 +6,10 @@ it is done) are claims of code that is not trusted, and are kept apart from it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import field
+from datetime import UTC, datetime
 from pathlib import Path
 from socket import socket
 from typing import Any, Literal, NamedTuple, Protocol, TypedDict, runtime_checkable
@@ -43,6 +45,11 @@ class TellEnds(Protocol):
     def __call__(self, stream: Stream, chunk: bytes, /) -> Awaitable[None] | None: ...
 
     def closed(self, stream: Stream) -> None: ...
+
+
+def timestamp(seconds: float | None = None) -> str:
+    """A moment as records of sessions have it: UTC, to the millisecond; now unless it is given, since the epoch."""
+    return datetime.fromtimestamp(time.time() if seconds is None else seconds, UTC).isoformat(timespec="milliseconds")
 
 
 class Owner(NamedTuple):

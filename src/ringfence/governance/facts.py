@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any, Literal
 
 from ringfence.core import canonical
-from ringfence.core.box import BoxReport, Captured, FileFact, Ran
+from ringfence.core.box import BoxReport, Captured, Ran
 from ringfence.core.model import Call, Contract, Decision, Effect, Json, Mode, Status
 from ringfence.core.record import dataclass
 from ringfence.core.sessions import Within
@@ -130,7 +130,7 @@ def build(ending: Ending) -> Json:
 
 def _of_session(within: Within) -> Json:
     session = {"id": within.session, "step": within.step, "context": within.context, "state": within.state}
-    given: Json = {"inputs": [_file(fact) for fact in within.given]} if within.given else {}
+    given: Json = {"inputs": [fact.as_json() for fact in within.given]} if within.given else {}
     step = within.report
     if step is not None and step.context is not None and step.cell.report.ended == "exited":
         given["claimed"] = ["exit_status"]  # of a cell, its interpreter says whether it failed
@@ -180,8 +180,8 @@ def _of_box(report: BoxReport) -> Json:
             "processes": usage.processes,
         },
         "network": _NO_NETWORK if report.network is None else {**report.network},
-        "inputs": [_file(fact) for fact in report.inputs],
-        "files": [_file(fact) for fact in report.files[:_MOST_FILES]],
+        "inputs": [fact.as_json() for fact in report.inputs],
+        "files": [fact.as_json() for fact in report.files[:_MOST_FILES]],
         "output": {
             "stdout_bytes": report.stdout.total,
             "stderr_bytes": report.stderr.total,
@@ -216,10 +216,6 @@ def _of_box(report: BoxReport) -> Json:
 
 def _uncounted(package: Mapping[str, Any]) -> Json:
     return {name: value for name, value in package.items() if name != "count"}
-
-
-def _file(fact: FileFact) -> Json:
-    return {"path": fact.path, "bytes": fact.bytes, "sha256": fact.sha256}
 
 
 def _of_both(stdout: Captured, stderr: Captured) -> str:

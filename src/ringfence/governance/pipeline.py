@@ -1,6 +1,6 @@
 """The pipeline of a call, written once.
 
-    contract → policy → once → budget → approval → grant → dispatch → guard → fact → audit
+    contract → policy → idempotency → budget → approval → grant → dispatch → guard → facts → audit
 
 The stops are numbered as in docs/life-of-a-call.md; 1 (bytes) and 2 (the call) are in `front`.
 Whatever happens, the call closes with exactly one *finished* record, and an answer goes out only after that record is
@@ -80,7 +80,7 @@ class Pipeline:
         self._dispatcher = dispatcher
         self._guard = guard
         self._budget = limits
-        self._once = IdempotencyKeys(store)
+        self._keys = IdempotencyKeys(store)
         self.stopping = False
         """Set when the gateway begins to stop: calls that end by that were cancelled by no caller."""
         self._under_way = 0
@@ -97,7 +97,7 @@ class Pipeline:
         rules = self.rules
         state = CallState(call, rules.environment, clean=self._guard.message)
         try:
-            outcome = await self._ended(rules, state, channel)
+            outcome = await self._outcome_of(rules, state, channel)
         except asyncio.CancelledError:
             with aio.shield():
                 await self._close(state, self._given_up())
@@ -106,15 +106,15 @@ class Pipeline:
             log.exception("call %s failed inside the gateway", call.id)
             outcome = _internal(state)
         try:
-            return await self._close(state, outcome)  # 11 fact and audit
+            return await self._close(state, outcome)  # 11 facts and audit
         except Exception:  # likewise: nothing was written
             log.exception("the end of call %s could not be stated", call.id)
             return await self._close_barely(state)
 
-    async def _ended(self, rules: Rulebook, state: CallState, channel: Channel) -> Outcome:
+    async def _outcome_of(self, rules: Rulebook, state: CallState, channel: Channel) -> Outcome:
         """How the call ends, whatever stops it but a fault of ours."""
         try:
-            return await self._carried(rules, state, channel)
+            return await self._run_stages(rules, state, channel)
         except Refused as exc:
             return self._refusal(state, exc)
         except Unavailable as exc:
@@ -132,11 +132,11 @@ class Pipeline:
             text = own_words("the call could not be recorded, so it was not made")
             return Outcome(Status.UNAVAILABLE, "store", text)
 
-    async def _carried(self, rules: Rulebook, state: CallState, channel: Channel) -> Outcome:
+    async def _run_stages(self, rules: Rulebook, state: CallState, channel: Channel) -> Outcome:
         contract = self._contract(rules, state)  # 3 contract
         await self._judge(rules, state, contract)  # 4 policy
         call = state.call  # as it goes on
-        key = state.key = self._key(rules, state, contract)  # 5 once
+        key = state.key = self._key(rules, state, contract)  # 5 idempotency
         patience = idempotency.KeyWait.of(contract)
         if key is not None:
             replayed = await self._earlier(rules, state, key, patience)
@@ -148,7 +148,7 @@ class Pipeline:
         # 7 approval, 8 grant
         grant = await self._grant_or_join(rules, state, contract, key, patience, channel)
         # 9 dispatch, 10 guard
-        return grant if isinstance(grant, Outcome) else await self._carry_out(rules, state, grant, channel)
+        return grant if isinstance(grant, Outcome) else await self._dispatch(rules, state, grant, channel)
 
     def _given_up(self) -> Outcome:
         if self.stopping:
@@ -228,22 +228,22 @@ class Pipeline:
             state.contract = capability.contract
             state.definition = capability.definition
         else:
-            state.contract = self._listed(rules, state)
+            state.contract = self._implicit_contract(rules, state)
         if call.box is not None:
-            self._place(rules, state, state.contract)
+            self._bind_session(rules, state, state.contract)
         if call.meta:
-            self._carry(state, state.contract)
+            self._filter_meta(state, state.contract)
         return state.contract
 
     @staticmethod
-    def _place(rules: Rulebook, state: CallState, contract: Contract) -> None:
+    def _bind_session(rules: Rulebook, state: CallState, contract: Contract) -> None:
         """Where its server lives in sessions, the one that the call names counts as an argument from here on; for other
         servers it says nothing."""
         if not _in_sessions(rules, contract):
             state.call = replace(state.call, box=None)
         state.arguments_digest = _digest(replace(state.call, meta={}))
 
-    def _carry(self, state: CallState, contract: Contract) -> None:
+    def _filter_meta(self, state: CallState, contract: Contract) -> None:
         """Reduce `_meta` to what may be sent on. What the contract lets through counts as an argument from here on."""
         found = call_meta.split(state.call.meta, contract.meta)
         for name, text in list(found.trace.items()):
@@ -262,7 +262,7 @@ class Pipeline:
         if meta:
             state.arguments_digest = _digest(state.call)
 
-    def _listed(self, rules: Rulebook, state: CallState) -> Contract:
+    def _implicit_contract(self, rules: Rulebook, state: CallState) -> Contract:
         """A resource, prompt or completion: allowed by the server's own list or not at all."""
         call = state.call
         if call.fault is not None:
@@ -358,21 +358,21 @@ class Pipeline:
         state.decision = joined(state.decision, decision, opening.name, asks)
         _require_allowed(state.decision)
 
-    # ── 5 once ────────────────────────────────────────────────────────────────────────────────────
+    # ── 5 idempotency ─────────────────────────────────────────────────────────────────────────────
 
     def _key(self, rules: Rulebook, state: CallState, contract: Contract) -> IdempotencyKey | None:
         if state.call.idempotency_key is None and contract.idempotent_key is None:
             return None
         digest = canonical.digest([state.arguments_digest, contract.name])
         see = lambda: variables(state.call, contract, rules.environment)  # noqa: E731
-        return self._once.key(state.call, contract, digest, see)
+        return self._keys.key(state.call, contract, digest, see)
 
     async def _earlier(
         self, rules: Rulebook, state: CallState, key: IdempotencyKey, patience: idempotency.KeyWait
     ) -> Outcome | None:
         """The outcome of an earlier call under this key, for which it waits; None if there was none."""
-        found = await self._once.earlier(key, state.call, patience)
-        await self._look_again(rules, state)
+        found = await self._keys.earlier(key, state.call, patience)
+        await self._recheck_rules(rules, state)
         return None if found is None else self._replay(state, *found)
 
     def _replay(self, state: CallState, call_id: str, kept: Json) -> Outcome:
@@ -423,7 +423,7 @@ class Pipeline:
         if requirement is not None and call_meta.FREE_TEXT in state.call.traced:
             state.drop_trace(call_meta.FREE_TEXT, "approval")
         digest = await self._approval(rules, state, requirement, channel) if requirement is not None else ""
-        await self._look_again(rules, state)
+        await self._recheck_rules(rules, state)
         state.isolation = self._dispatcher.isolation(contract)
         forked = [] if state.opening is None else [state.opening] * state.call.arguments["count"]
         spent = [each for each in (contract, *forked) if each.rate.per_day is not None]
@@ -439,13 +439,13 @@ class Pipeline:
                 scope = budget.day_scope(state.call, each)
                 if not tx.spend(scope, state.began_at.date().isoformat(), each.rate.per_day or 0):
                     raise Refused(Status.DENIED, "quota", f"the day's quota of {each.name} is used up")
-            kept = self._kept(contract, _whole(state.call), contract.log.arguments)
-            if kept is not None:
-                state.kept["arguments"] = canonical.salted_bytes(kept, state.salt)
-                tx.put_payload(state.call.id, "arguments", state.salt, kept)
+            payload = self._payload_to_keep(contract, _whole(state.call), contract.log.arguments)
+            if payload is not None:
+                state.kept["arguments"] = canonical.salted_bytes(payload, state.salt)
+                tx.put_payload(state.call.id, "arguments", state.salt, payload)
             return tx.append("started", state.call.id, journal.started(state), salt=state.salt), approval
 
-        def kept(done: tuple[Receipt, Approval | None]) -> None:
+        def on_written(done: tuple[Receipt, Approval | None]) -> None:
             """Also of a call that is cancelled meanwhile: it is closed as one that had this grant."""
             state.started, state.approval = done
 
@@ -455,7 +455,11 @@ class Pipeline:
         try:
             if plain and not keeps and not state.durable:
                 state.started = await self._store.begin(
-                    state.call.id, journal.started(state), state.salt, alone=alone, kept=lambda done: kept((done, None))
+                    state.call.id,
+                    journal.started(state),
+                    state.salt,
+                    alone=alone,
+                    kept=lambda done: on_written((done, None)),
                 )
             else:
                 await self._store.write(
@@ -463,7 +467,7 @@ class Pipeline:
                     durable=state.durable,
                     alone=alone,
                     covered=state.durable,  # by the end's, where the call is not to change anything before that
-                    kept=kept,
+                    kept=on_written,
                 )
         except _AlreadyUsed:
             state.approval = None
@@ -487,7 +491,7 @@ class Pipeline:
             expires_at=time.monotonic() + _GRANT_SECONDS,
             after_step=state.session_state[0] if state.session_state is not None else None,
             snapshot=state.snapshot,
-            recheck=partial(self._look_again, rules, state),
+            recheck=partial(self._recheck_rules, rules, state),
         )
 
     @staticmethod
@@ -510,7 +514,7 @@ class Pipeline:
             asking = approval_binding.named(state)
             with state.slot.set_aside(contract) if state.slot is not None else contextlib.nullcontext():
                 await rules.approvals.obtain(asking, digest, requirement, shown, channel, state.call.wait_seconds)
-            if self.rules is not rules and self._changed(rules, state, requirement):
+            if self.rules is not rules and self._approval_terms_changed(rules, state, requirement):
                 text = "The rules were changed while this call waited for a person; make it again to have them asked."
                 raise Refused(Status.DENIED, "rules_changed", text)
             seen, state.session_state = state.session_state, await self._dispatcher.state(state.call, contract)
@@ -518,20 +522,20 @@ class Pipeline:
             if (state.session_state, state.snapshot) == (seen, shot):
                 return digest
 
-    async def _look_again(self, rules: Rulebook, state: CallState) -> None:
+    async def _recheck_rules(self, rules: Rulebook, state: CallState) -> None:
         """After a wait, before the call begins: what has not begun when the rules are tightened does not begin. A
         reload that leaves this call as it was does not stop it. Raises Refused, Unavailable."""
         if self.rules is rules:
             return
         with WorkProgress():
-            now, fresh = self.rules, self._anew(state)
-            if fresh is None or not await self._same(now, rules, fresh, state):
+            now, fresh = self.rules, self._under_current_rules(state)
+            if fresh is None or not await self._same_judgement(now, rules, fresh, state):
                 text = "The rules were changed while this call waited, so it was not begun; make it again."
                 raise Refused(Status.DENIED, "rules_changed", text)
         if state.started is None:
             state.decision = fresh.decision  # the one on record is that which it begins by
 
-    async def _same(self, now: Rulebook, rules: Rulebook, fresh: CallState, state: CallState) -> bool:
+    async def _same_judgement(self, now: Rulebook, rules: Rulebook, fresh: CallState, state: CallState) -> bool:
         """Whether a call is under the rules of now what it was when it came. Raises Unavailable."""
         if fresh.contract is None:
             return False
@@ -541,18 +545,18 @@ class Pipeline:
             return False
         return approval_binding.judged(now, fresh) == approval_binding.judged(rules, state)
 
-    def _in_force(self, rules: Rulebook, state: CallState) -> Rulebook:
+    def _rules_in_force(self, rules: Rulebook, state: CallState) -> Rulebook:
         """The rules for what a call that runs goes on with. Raises Refused where they make it another call."""
         now = self.rules
         if now is not rules:
-            fresh = self._anew(state)
+            fresh = self._under_current_rules(state)
             assert state.contract is not None
             if fresh is None or fresh.contract is None or fresh.contract.digest != state.contract.digest:
                 text = "The rules were changed while this call waited for its client, so no answer is sent on."
                 raise Refused(Status.DENIED, "rules_changed", text)
         return now
 
-    def _anew(self, state: CallState) -> CallState | None:
+    def _under_current_rules(self, state: CallState) -> CallState | None:
         """A call as it would be under the rules of now; None where it would be refused."""
         now, fresh = self.rules, replace(state)
         try:
@@ -570,16 +574,16 @@ class Pipeline:
                     if fresh.opening is None:
                         return None
             else:
-                fresh.contract = self._listed(now, fresh)
+                fresh.contract = self._implicit_contract(now, fresh)
         except Refused:
             return None
         if state.call.box is not None and not _in_sessions(now, fresh.contract):
             return None  # it would run elsewhere
         return fresh
 
-    def _changed(self, rules: Rulebook, state: CallState, requirement: Requirement) -> bool:
+    def _approval_terms_changed(self, rules: Rulebook, state: CallState, requirement: Requirement) -> bool:
         """Whether people were asked by rules, or about a contract, that are no longer in force."""
-        now, fresh = self.rules, self._anew(state)
+        now, fresh = self.rules, self._under_current_rules(state)
         assert state.contract is not None
         if fresh is None or fresh.contract is None:
             return True
@@ -599,10 +603,12 @@ class Pipeline:
         state.redactions = dict(answer.redactions)
         state.secrets = dict(answer.secrets)
 
-    async def _carry_out(self, rules: Rulebook, state: CallState, grant: Grant, channel: Channel) -> Outcome:
+    async def _dispatch(self, rules: Rulebook, state: CallState, grant: Grant, channel: Channel) -> Outcome:
         state.dispatched = True
         clean = GuardedChannel(self._guard, grant.contract, channel)
-        answering = AnswerChannel(clean, channel, lambda: self._in_force(rules, state), state, self._guard, self._store)
+        answering = AnswerChannel(
+            clean, channel, lambda: self._rules_in_force(rules, state), state, self._guard, self._store
+        )
 
         def asked(network: Json | None) -> None:
             state.network = facts.both_networks(state.network, network)
@@ -660,7 +666,7 @@ class Pipeline:
         state.said = self._guard.message(journal.unquoted(text, state.call), state.contract)
         return self._guard.message(text, state.contract)
 
-    # ── 11 fact and audit ─────────────────────────────────────────────────────────────────────────
+    # ── 11 facts and audit ────────────────────────────────────────────────────────────────────────
 
     async def _close(self, state: CallState, outcome: Outcome) -> Outcome:
         """Write *finished*; without it there is no result to give."""
@@ -679,7 +685,7 @@ class Pipeline:
             contract = state.contract
             if contract is not None and outcome.result is not None:
                 try:
-                    kept = self._kept(contract, outcome.result, contract.log.result)
+                    kept = self._payload_to_keep(contract, outcome.result, contract.log.result)
                 except Refused as exc:
                     log.warning("the result of call %s is not kept: %s", state.call.id, exc.message)
                     kept = None
@@ -698,7 +704,7 @@ class Pipeline:
             durable = state.durable and state.started is not None
             receipt = await self._store.write(work, durable=durable, alone=self._under_way == 1)
             if key is not None:
-                self._once.ended()
+                self._keys.ended()
         except StoreError as exc:
             log.error("call %s could not be closed on record: %s", state.call.id, exc)
             status = Status.UNKNOWN if state.dispatched else Status.UNAVAILABLE
@@ -710,11 +716,24 @@ class Pipeline:
         """Close a call that we failed at, without anything of it that we may have failed at: what it carried, and what
         came back."""
         bare = replace(state.call, arguments={}, meta={}, inputs=None)
-        rest = CallState(bare, state.environment, clean=self._guard.message)
-        rest.began, rest.began_at, rest.salt = state.began, state.began_at, state.salt
-        rest.contract, rest.decision, rest.definition = state.contract, state.decision, state.definition
-        rest.possible, rest.dispatched, rest.started = state.possible, state.dispatched, state.started
-        rest.approval, rest.about, rest.key, rest.slot = state.approval, state.about, state.key, state.slot
+        rest = CallState(
+            bare,
+            state.environment,
+            began=state.began,
+            began_at=state.began_at,
+            salt=state.salt,
+            contract=state.contract,
+            definition=state.definition,
+            decision=state.decision,
+            possible=state.possible,
+            approval=state.approval,
+            slot=state.slot,
+            key=state.key,
+            started=state.started,
+            dispatched=state.dispatched,
+            about=state.about,
+            clean=self._guard.message,
+        )
         with aio.shield():
             return await self._close(rest, _internal(state))
 
@@ -744,7 +763,7 @@ class Pipeline:
             )
         )
 
-    def _kept(self, contract: Contract, value: Json, level: str) -> bytes | None:
+    def _payload_to_keep(self, contract: Contract, value: Json, level: str) -> bytes | None:
         """The text of a payload that the contract lets us keep, redacted; it lies apart from the chain."""
         if level != "redacted" and contract.record != "full":
             return None

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ringfence.core.aio import PausableTimer
 from ringfence.core.box import Limits, SetUp, Shown, Stream
 from ringfence.core.errors import SetUpFailed
 from ringfence.core.sessions import Cell, CellReport, Command, Failure, StaySpec
@@ -15,7 +16,6 @@ from ringfence.sandbox.process import interpreter as interpreters
 from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.process.interpreter import Interpreter
 from ringfence.sandbox.process.live import LiveBox
-from ringfence.sandbox.process.step import StepClock
 from tests import tooling
 
 pytestmark = pytest.mark.anyio
@@ -252,7 +252,7 @@ async def test_a_cell_that_is_cancelled_in_a_pause_can_react_after_it(
     running.cancel()
     await asyncio.sleep(0.2)
     assert not running.done(), "it stands still, and so does its time"
-    monkeypatch.setattr(StepClock, "go_on", lambda self: None)  # a slow machine does not end it either
+    monkeypatch.setattr(PausableTimer, "start", lambda self: None)  # a slow machine does not end it either
     box.resume()
     with pytest.raises(asyncio.CancelledError):
         await running

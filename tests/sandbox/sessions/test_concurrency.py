@@ -1,4 +1,4 @@
-"""Locks, timers that can be stopped, and work that outlives its caller."""
+"""Locks, and work that outlives its caller."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import asyncio
 import pytest
 
 from ringfence.core.errors import Refused
-from ringfence.sandbox.sessions import concurrency
-from ringfence.sandbox.sessions.concurrency import BoundedLock, DetachedTasks, PausableTimer, SharedLock
-from tests.sandbox.process.test_pulse import Timers
+from ringfence.sandbox.sessions.concurrency import BoundedLock, DetachedTasks, SharedLock
 
 pytestmark = pytest.mark.anyio
 
@@ -75,34 +73,6 @@ async def test_who_gives_up_waiting_to_be_alone_holds_nobody_up() -> None:
 async def _alone(gate: SharedLock) -> None:
     async with gate.exclusive():
         pass
-
-
-def test_a_clock_that_stands_does_not_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    timers = Timers()
-    monkeypatch.setattr(asyncio, "get_running_loop", lambda: timers)
-    monkeypatch.setattr(concurrency, "time", timers)
-    rung: list[bool] = []
-    clock = PausableTimer(0.1, lambda: rung.append(True))
-    timers.pass_(0.15)
-    assert clock.left == 0.1
-    clock.start()
-    clock.start()
-    timers.pass_(0.06)
-    clock.stop()
-    left = clock.left
-    assert left == pytest.approx(0.04)
-    timers.pass_(0.1)
-    assert (clock.left, rung) == (left, [])
-    clock.start()
-    timers.pass_(0.1)
-    assert rung == [True]
-    clock.set(0.02)
-    timers.pass_(0.05)
-    assert rung == [True, True]
-    clock.stop()
-    clock.set(0.01)
-    timers.pass_(0.03)
-    assert rung == [True, True]
 
 
 async def test_work_goes_on_without_those_who_asked_for_it() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from ringfence.core.aio import begun, leave, when
+from ringfence.core.aio import begun, call_when_done, leave
 from ringfence.core.box import (
     CAN_DO_WITHOUT,
     TEMPLATES,
@@ -155,7 +155,7 @@ class ProcessBackend:
         try:
             before = guarded.look(spec.mounts, _held(baseline)) if spec.mounts else None
             if not baseline.uses_host_mounts:  # a mount is for the moment, so no box is kept ready with one
-                when(box.left, partial(pool.refill, baseline, limits, box.ended))
+                call_when_done(box.left, partial(pool.refill, baseline, limits, box.ended))
             if spec.installs:
                 inputs.make_folder(box.descriptors["workspace"], f"tmp/{INSTALLED}", box.host_id)
             if spec.network is not None:

@@ -60,7 +60,7 @@ class LateWork:
         if self.denials:
             out["denials"] = dict(self.denials)
         if self.files:
-            out["files"] = [{"path": each.path, "bytes": each.bytes, "sha256": each.sha256} for each in self.files]
+            out["files"] = [each.as_json() for each in self.files]
         if self.network is not None and any(self.network.get(which) for which in ("allowed", "denied", "failed")):
             out["network"] = dict(self.network)
         return out or None

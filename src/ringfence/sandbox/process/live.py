@@ -473,7 +473,7 @@ class LiveBox:
         if self.outlet is not None and self._may_send_again:
             self.outlet.go_on()
         for step in self._steps:
-            step.clock.go_on()
+            step.clock.start()
 
     def hold_network(self) -> None:
         self._may_send_again = False

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from ringfence.core.aio import PausableTimer
 from ringfence.core.box import BoxReport, Captured, Ended, Limit, Limits, Stream, Usage
 from ringfence.core.sessions import Tell
 from ringfence.sandbox.process.box import Box, BoxMember, ProcessExit
@@ -17,34 +17,6 @@ from ringfence.sandbox.process.output_files import OutputFiles
 from ringfence.sandbox.process.seccomp.notifications import MAX_DENIALS
 from ringfence.sandbox.process.streams import LateOutput, Output
 from ringfence.sandbox.process.watch import Termination, has_long_file, killed_by, spent, used_up_by_process
-
-
-class StepClock:
-    """Calls a function after so many seconds, not counting those during which it was stopped."""
-
-    def __init__(self, seconds: float, call: Callable[[], None]) -> None:
-        self._left = seconds
-        self._call = call
-        self._began = 0.0
-        self._timer: asyncio.TimerHandle | None = None
-        self.go_on()
-
-    def go_on(self) -> None:
-        if self._timer is None and self._left > 0:
-            self._began = time.monotonic()
-            self._timer = asyncio.get_running_loop().call_later(self._left, self._call)
-
-    def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-            self._left = max(0.001, self._left - (time.monotonic() - self._began))
-
-    def cancel(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._left = 0.0
 
 
 class StepBox(Protocol):
@@ -123,7 +95,8 @@ class Step:
         self._denials = member.denials.total
         self.on_timeout: Callable[[], bool] = lambda: False
         """Called when its time is up. True: the callee ends the step."""
-        self.clock = StepClock(limits.wall_seconds, self._time_is_up)
+        self.clock = PausableTimer(limits.wall_seconds, self._time_is_up)
+        self.clock.start()
         member.on_denial = self._look_at_denials
         member.denials.is_late = self._is_anothers
         home.step_began(self)
@@ -168,9 +141,9 @@ class Step:
     def restart_clock(self, seconds: float, call: Callable[[], None]) -> None:
         """From here on, this is called when its time is up. A pause does not count, as before."""
         self.clock.cancel()
-        self.clock = StepClock(seconds, call)
-        if self._home.paused:
-            self.clock.stop()
+        self.clock = PausableTimer(seconds, call)
+        if not self._home.paused:
+            self.clock.start()
 
     def end_as(self, ended: Ended, limit: Limit | None = None) -> bool:
         """Set why it ends. False where there was a reason before, which stands."""

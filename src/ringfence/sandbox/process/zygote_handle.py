@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import ringfence
-from ringfence.core.aio import when
+from ringfence.core.aio import call_when_done
 from ringfence.core.box import Limits
 from ringfence.core.errors import Unavailable
 from ringfence.core.model import Json
@@ -252,7 +252,7 @@ class ZygoteHandle:
         if stays:
             box.members[0] = BoxMember(0, self.shared.hub, box.account)
         send = partial(self._send_order, box, {"shape": shape, "stays": stays}, theirs)
-        when(after, send)
+        call_when_done(after, send)
         return box
 
     def enter(self, box: Box, shape: Shape, number: int) -> BoxMember:

@@ -6,13 +6,12 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import field
-from datetime import UTC, datetime
 
 from ringfence.core.box import BoxReport, Captured, Stream
 from ringfence.core.errors import OutcomeUnknown, Refused, RingfenceError, Unavailable
 from ringfence.core.model import Status
 from ringfence.core.record import dataclass
-from ringfence.core.sessions import ProcessLogs, ProcessState, StartedCommand, Tell
+from ringfence.core.sessions import ProcessLogs, ProcessState, StartedCommand, Tell, timestamp
 
 MOST_RUNNING = 16
 MOST_KEPT = 16
@@ -31,7 +30,7 @@ class Process:
     running: StartedCommand
     listeners: set[Tell]
     over: asyncio.Task[BoxReport]
-    started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"))
+    started_at: str = field(default_factory=timestamp)
     sending: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -92,40 +92,6 @@ class SharedLock:
                 yield
             finally:
                 self._turns += 1
-
-
-class PausableTimer:
-    """Calls back when its time is used up. Time counts only while it runs."""
-
-    def __init__(self, seconds: float, call: Callable[[], None]) -> None:
-        self._left = seconds
-        self._call = call
-        self._since = 0.0
-        self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def left(self) -> float:
-        gone = time.monotonic() - self._since if self._timer is not None else 0.0
-        return max(0.0, self._left - gone)
-
-    def start(self) -> None:
-        if self._timer is None:
-            self._since = time.monotonic()
-            self._timer = asyncio.get_running_loop().call_later(self._left, self._call)
-
-    def stop(self) -> None:
-        self._left = self.left
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def set(self, seconds: float) -> None:
-        """Start over with this much time, running or stopped as before."""
-        was_running = self._timer is not None
-        self.stop()
-        self._left = seconds
-        if was_running:
-            self.start()
 
 
 class DetachedTasks:

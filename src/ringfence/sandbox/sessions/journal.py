@@ -23,7 +23,7 @@ from typing import Any, Literal
 from ringfence.core.aio import shielded
 from ringfence.core.box import Limits
 from ringfence.core.errors import StoreError, Unavailable
-from ringfence.core.sessions import Owner, SessionInfo
+from ringfence.core.sessions import Owner, SessionInfo, timestamp
 from ringfence.sandbox.files.blobstore import private_folder, storing, try_lock, write_whole
 
 log = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ class SessionJournal:
     def _write_noted(self) -> None:
         noted, self._noted = self._noted, []
         entries = [
-            {"at": _moment(at), "event": event, "session": id_, "owner": list(owner), "step": step}
+            {"at": timestamp(at), "event": event, "session": id_, "owner": list(owner), "step": step}
             for event, id_, owner, step, at in noted
         ]
         if entries:
@@ -132,7 +132,7 @@ class SessionJournal:
     def _begin(self) -> None:
         for line in _lines(self._path):
             self._take(line)
-        now = _now()
+        now = timestamp()
         for id_, line in self._created.items():
             if id_ not in self._ended:
                 info = replace(_info(line), state="stopped", ended_at=now, why="keeper_died")
@@ -219,7 +219,7 @@ def _lines(path: Path) -> list[bytes]:
 
 
 def _line(event: Event, info: SessionInfo, more: Mapping[str, Any]) -> bytes:
-    entry: dict[str, Any] = {"at": _now(), "event": event, "session": info.id, "owner": list(info.owner)}
+    entry: dict[str, Any] = {"at": timestamp(), "event": event, "session": info.id, "owner": list(info.owner)}
     if event == "created":
         entry |= {"template": info.template, "created_at": info.created_at, "snapshot": info.snapshot}
         entry |= {"opened_by": info.opened_by}
@@ -254,11 +254,3 @@ def _info(line: bytes) -> SessionInfo:
 def _ended(created: bytes, entry: Mapping[str, Any]) -> SessionInfo:
     changes = {"step": entry["step"], "why": entry["why"], "ended_at": str(entry["ended_at"])}
     return replace(_info(created), state="stopped", **changes)
-
-
-def _now() -> str:
-    return _moment(time.time())
-
-
-def _moment(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")

@@ -18,10 +18,9 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from typing import TypeVar, Unpack
 
-from ringfence.core.aio import fed, in_thread, shielded
+from ringfence.core.aio import PausableTimer, fed, in_thread, shielded
 from ringfence.core.box import BoxReport, FileFact, Limits, Stream
 from ringfence.core.errors import Refused, RingfenceError, Unavailable, WorkProgress
 from ringfence.core.model import Recheck, always
@@ -45,6 +44,7 @@ from ringfence.core.sessions import (
     Tell,
     Why,
     Writing,
+    timestamp,
 )
 from ringfence.sandbox.files import guarded
 from ringfence.sandbox.files.paths import refusal
@@ -53,7 +53,7 @@ from ringfence.sandbox.files.watch import Changed, Watcher
 from ringfence.sandbox.files.workspace import Workspace
 from ringfence.sandbox.sessions.artifacts import Artifacts
 from ringfence.sandbox.sessions.background import CAPTURED_BYTES, Processes
-from ringfence.sandbox.sessions.concurrency import DetachedTasks, PausableTimer, SharedLock, UseCounter
+from ringfence.sandbox.sessions.concurrency import DetachedTasks, SharedLock, UseCounter
 from ringfence.sandbox.sessions.contexts import Context, Contexts, cell_of
 from ringfence.sandbox.sessions.forwarding import Peer, PortForwards
 from ringfence.sandbox.sessions.journal import SessionJournal
@@ -122,7 +122,7 @@ class Session:
         self._watchers: set[Watcher] = set()
         self._lock = SharedLock()
         """Shared while something is started or files are written; exclusive for a pause and for snapshots."""
-        self._created_at = _now()
+        self._created_at = timestamp()
         self._ended_at: str | None = None
         self._why: Why | None = None
         self._lifetime = PausableTimer(spec.lifetime_seconds, lambda: self._end_soon("lifetime"))
@@ -163,7 +163,7 @@ class Session:
         expires = None
         if self.state in ("running", "paused"):
             left = (self._paused if self.state == "paused" else self._lifetime).left
-            expires = (datetime.now(UTC) + timedelta(seconds=left)).isoformat(timespec="milliseconds")
+            expires = timestamp(time.time() + left)
         return SessionInfo(
             id=self.id,
             owner=self.owner,
@@ -413,7 +413,7 @@ class Session:
 
     async def _end(self, why: Why, cause: str) -> SessionInfo:
         self.state = "stopped"
-        self._ended_at = _now()
+        self._ended_at = timestamp()
         self._why = why
         self._lifetime.stop()
         self._paused.stop()
@@ -781,10 +781,6 @@ def then_close(workspace: Workspace, work: Callable[[Workspace], T]) -> Callable
 def check_seconds(name: str, seconds: float) -> None:
     if not (math.isfinite(seconds) and seconds > 0):
         raise refusal("bad_spec", f"{name} must be a positive number of seconds, not {seconds}")
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def _memory(box: StayingBox) -> int | None:

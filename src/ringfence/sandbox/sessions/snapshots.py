@@ -18,13 +18,13 @@ import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from ringfence.core.errors import Refused, Unavailable
 from ringfence.core.quoting import quoted
 from ringfence.core.record import dataclass
+from ringfence.core.sessions import timestamp
 from ringfence.sandbox.files.blobstore import Owner, TreeStore, owner_folder, private_folder, storing, write_whole
 from ringfence.sandbox.files.paths import WORKSPACE, beneath, explaining, refusal
 from ringfence.sandbox.files.tree import TreeNode, digest, read_tree, tree_digest, write_tree
@@ -111,7 +111,7 @@ class Snapshots:
                     tree_digest=tree_digest(nodes),
                     bytes=sum(node.size for node in nodes),
                     files=sum(node.kind == "file" for node in nodes),
-                    created_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+                    created_at=timestamp(),
                     cwd=cwd,
                     env=dict(env),
                     listing=tuple(adding.tree(nodes)),

@@ -19,7 +19,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +26,7 @@ from ringfence.core.box import MIB
 from ringfence.core.errors import Refused, Unavailable
 from ringfence.core.quoting import quoted
 from ringfence.core.record import dataclass
-from ringfence.core.sessions import Folder, StayingBox, VolumeMount
+from ringfence.core.sessions import Folder, StayingBox, VolumeMount, timestamp
 from ringfence.sandbox.files.blobstore import (
     Owner,
     TreeStore,
@@ -116,7 +115,7 @@ class Volumes:
             if sum(volume.max_bytes for volume in there) + max_bytes > self._max_bytes:
                 text = f"the volumes of this agent would be larger than {self._max_bytes} bytes together; remove some"
                 raise refusal("quota", text)
-            volume = Volume(name, owner, max_bytes, mode, shared_with, _now())
+            volume = Volume(name, owner, max_bytes, mode, shared_with, timestamp())
             place = _place(folder, name)
             private_folder(place)
             _write(place, volume)
@@ -233,7 +232,7 @@ class OpenVolume:
                     nodes = [node for node in found if node.kind != "other"]
                     saved = replace(
                         volume,
-                        saved_at=_now(),
+                        saved_at=timestamp(),
                         bytes=sum(node.size for node in nodes),
                         files=sum(node.kind == "file" for node in nodes),
                         tree_digest=tree_digest(nodes),
@@ -277,10 +276,6 @@ def _read(place: Path) -> Volume:
         return Volume(**record | lists)
     except (ValueError, TypeError, KeyError):
         raise Unavailable("damaged", f"the volume's record {place / _RECORD} cannot be read; restore it") from None
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def _unknown(reference: str) -> Refused:

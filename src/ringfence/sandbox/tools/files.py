@@ -18,7 +18,7 @@ from ringfence.core.sessions import Within, Writing
 from ringfence.sandbox.tools.definition import COUNT, DIGEST, FILE, FLAG, ONE, TEXT, Tool, named
 from ringfence.sandbox.tools.resources import OUTPUT, TEMPLATE, address, as_text, located, type_of
 from ringfence.sandbox.tools.results import MOST_FILES, SPARE_BYTES, text
-from ringfence.sandbox.tools.task import Task, bad, data_of, file_json, pieces_of
+from ringfence.sandbox.tools.task import Task, bad, data_of, pieces_of
 
 if TYPE_CHECKING:
     from ringfence.sandbox.files.workspace import EntryInfo
@@ -225,7 +225,7 @@ async def write_file(task: Task) -> Answer:
 
 def _written(task: Task, fact: FileFact) -> Answer:
     words = f"{fact.bytes} bytes are in {fact.path}."
-    return task.answer(file_json(fact), words, given=(fact,))
+    return task.answer(fact.as_json(), words, given=(fact,))
 
 
 async def _content(task: Task) -> bytes:
@@ -304,7 +304,7 @@ async def copy_file(task: Task) -> Answer:
     target = task.given.get("to_session", task.session)
     fact = await task.keeper.copy(task.owner, task.session, task.given["path"], target, task.given["to_path"])
     words = f"{fact.bytes} bytes are in {fact.path} of session {target}."
-    return task.answer(file_json(fact), words, given=(fact,))
+    return task.answer(fact.as_json(), words, given=(fact,))
 
 
 @Tool(
@@ -349,7 +349,7 @@ async def read_folder(task: Task) -> Answer:
 )
 async def write_folder(task: Task) -> Answer:
     facts = list(await task.keeper.unpack(task.owner, task.session, task.given["path"], pieces_of(task)))
-    result: Json = {"path": task.given["path"], "files": [file_json(fact) for fact in facts[:MOST_FILES]]}
+    result: Json = {"path": task.given["path"], "files": [fact.as_json() for fact in facts[:MOST_FILES]]}
     return task.answer({**result, "count": len(facts)}, f"{len(facts)} files", given=facts[:MOST_FILES])
 
 

@@ -167,7 +167,7 @@ def _result(parts: ResultParts) -> Json:
     report = parts.report
     stdout = report.stdout.text
     stderr = report.stderr.text
-    files = [{"path": f.path, "bytes": f.bytes, "sha256": f.sha256} for f in report.files[:MOST_FILES]]
+    files = [fact.as_json() for fact in report.files[:MOST_FILES]]
     structured: Json = {"stdout": stdout, "stderr": stderr, "exit_code": report.exit_status, "ended": report.ended}
     structured["files"] = files
     cut = parts.cut()

@@ -192,6 +192,7 @@ def _line(info: SessionInfo) -> str:
     {**ONE, "name": TEXT},
     ("session",),
     named("session", "snapshot", "name", "bytes", "files", "created_at", "template", "packages"),
+    lasting=True,
 )
 async def snapshot_session(task: Task) -> Answer:
     kept = await task.keeper.snapshot(task.owner, task.session, task.given.get("name"), not task.wide)

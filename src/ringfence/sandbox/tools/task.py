@@ -173,10 +173,6 @@ def _begin(metadata: Mapping[str, str]) -> Json:
     return shown
 
 
-def file_json(fact: FileFact) -> Json:
-    return {"path": fact.path, "bytes": fact.bytes, "sha256": fact.sha256}
-
-
 @contextmanager
 def already_begun() -> Iterator[None]:
     """For what follows something that was done: a failure here does not mean that nothing was. Raises OutcomeUnknown

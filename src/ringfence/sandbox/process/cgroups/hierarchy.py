@@ -102,14 +102,14 @@ class Manager(Protocol):
     """The manager of this host's groups."""
 
     def move_to_scope(self, leaving: Leaving, moved: Callable[[], bool]) -> None:
-        """Have this process moved from its group into a delegated one. Raises Refused."""
+        """Have this process moved from its group into a delegated one. Raises DelegationRefused."""
         ...
 
 
 def delegated(own: str, mount: str) -> str | None:
     """The path of a group that was delegated to us already, prepared for groups below it; None where there is none.
 
-    Raises Refused where there is one that cannot be prepared.
+    Raises DelegationRefused where there is one that cannot be prepared.
     """
     parent = os.path.dirname(own)
     if os.path.basename(own) == LEAF and own != mount and _may(parent) and (_marked(parent) or _hands_down(parent)):
@@ -121,7 +121,7 @@ def delegated(own: str, mount: str) -> str | None:
 
 
 def settle(group: str) -> None:
-    """Move this process into the leaf of a group that is ours alone. Raises Refused."""
+    """Move this process into the leaf of a group that is ours alone. Raises DelegationRefused."""
     try:
         leaf = _leaf(group)
         write(leaf + "/cgroup.procs", str(os.getpid()))

@@ -38,7 +38,6 @@ TERMINALS = 32
 """The most that the programs of a box can have at a time."""
 MOUNTS = b"/m"
 """Where the zygote has what its boxes are to see elsewhere, each under its number."""
-_MS_NOEXEC = 8
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY
 
 
@@ -152,7 +151,7 @@ def _root(site: BuildSite) -> None:
 
 
 def _proc(site: BuildSite) -> None:
-    flags = kernel.MS_NOSUID | kernel.MS_NODEV | _MS_NOEXEC
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
     site.call("mount", b"proc", PROC, b"proc", flags, b"hidepid=invisible")
     for at, source in site.machine:
         site.call("mount", source, TEMPLATE + at, None, kernel.MS_BIND, None)
@@ -170,7 +169,7 @@ def _proc(site: BuildSite) -> None:
 def _terminals(site: BuildSite) -> None:
     # The kernel has so many for all of the host, and some memory for each.
     options = b"newinstance,ptmxmode=0666,mode=0600,max=%d" % TERMINALS
-    site.call("mount", b"devpts", TEMPLATE + b"/dev/pts", b"devpts", kernel.MS_NOSUID | _MS_NOEXEC, options)
+    site.call("mount", b"devpts", TEMPLATE + b"/dev/pts", b"devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, options)
 
 
 def _pivot(site: BuildSite) -> None:
@@ -316,7 +315,7 @@ def _seccomp(site: BuildSite) -> None:
 def _workspace_flags(site: BuildSite) -> int:
     """noexec where only named programs may run: nothing that was written in the box is one."""
     flags = kernel.MS_NOSUID | kernel.MS_NODEV
-    return flags | _MS_NOEXEC if site.shape.get("noexec") else flags
+    return flags | kernel.MS_NOEXEC if site.shape.get("noexec") else flags
 
 
 def _below(site: BuildSite, at: bytes) -> bytes:

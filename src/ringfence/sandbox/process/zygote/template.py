@@ -113,9 +113,9 @@ def inherit(without: frozenset[str]) -> list[str]:
     if "umask" not in without:
         os.umask(0o022)
     if "priority" not in without:
-        _queue_up()
+        _drop_priority()
     if "shares" not in without:
-        _leave_some()
+        _limit_inotify()
     for step, limits in _LIMITS.items():
         if step not in without:
             for number, most in limits:
@@ -124,7 +124,7 @@ def inherit(without: frozenset[str]) -> list[str]:
     return seen
 
 
-def _queue_up() -> None:
+def _drop_priority() -> None:
     """Have the priority of every other process: boxes do not inherit a higher one of the supervisor."""
     if os.sched_getscheduler(0) not in (os.SCHED_OTHER, os.SCHED_BATCH, os.SCHED_IDLE):
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
@@ -132,7 +132,7 @@ def _queue_up() -> None:
         os.setpriority(os.PRIO_PROCESS, 0, 0)
 
 
-def _leave_some() -> None:
+def _limit_inotify() -> None:
     """Limit what counts for the supervisor's user: the boxes of a zygote get a quarter of what that user has."""
     for name in ("instances", "watches"):
         with open(f"/proc/sys/fs/inotify/max_user_{name}", encoding="ascii") as most:
@@ -314,7 +314,7 @@ def _finish(place: str, mounted: list[Mounted], without: frozenset[str], *, noex
         _devices(place)
     # A box can only mount a /proc of its own while a whole one is in sight; this one stays outside of the template, and
     # shows no process but the zygote and its boxes.
-    kernel.mount("proc", f"{BASE}/proc", "proc", _NO_DEVICES | 8)
+    kernel.mount("proc", f"{BASE}/proc", "proc", _NO_DEVICES | kernel.MS_NOEXEC)
     kernel.pivot(BASE)
 
 
