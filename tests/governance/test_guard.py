@@ -72,7 +72,6 @@ def test_where_no_rule_matches_the_very_same_object_goes_on() -> None:
     guarded = inspect(ODD)
     assert guarded.result is ODD
     assert (guarded.problem, guarded.redactions) == (None, {})
-    assert guarded.bytes == len(canonical.dumps(ODD))
     assert inspect(ODD, redactor=Known()).result is ODD
     assert inspect(ODD, replace(READ, redact=("[0-9]{3}-[0-9]{2}",))).result is ODD
 
@@ -133,7 +132,7 @@ async def test_what_a_server_says_besides_results_has_a_length() -> None:
 async def test_a_long_result_is_inspected_as_a_short_one_is() -> None:
     guard = Guard(Schemas().result_problem, Known())
     result = text_result("hunter2 " * 20_000)
-    apart = await guard.inspected(READ, PLAIN, result)
+    apart = await guard.inspect_async(READ, PLAIN, result)
     assert apart == guard.inspect(READ, PLAIN, result) and apart.redactions == {"token": 20_000}
 
 
@@ -155,7 +154,6 @@ def test_a_result_over_the_cap_is_dropped() -> None:
     assert guarded.problem is not None
     assert guarded.problem[0] == "result_too_large"
     assert str(size) in guarded.problem[1]
-    assert guarded.bytes == size
 
 
 def test_the_cap_counts_bytes_not_characters() -> None:
@@ -394,7 +392,7 @@ def test_in_definitions_and_in_what_people_see_it_is_escaped() -> None:
         "description": ESCAPED,
         "inputSchema": {"properties": {ESCAPED: {"title": ESCAPED}}},
     }
-    shown, hits = guard.shown(READ, {UNSEEN: [UNSEEN]})
+    shown, hits = guard.redact_with_counts(READ, {UNSEEN: [UNSEEN]})
     assert shown == {ESCAPED: [ESCAPED]}
     assert hits == {"invisible": 4, "control_characters": 2}
     assert guard.message(UNSEEN) == ESCAPED
@@ -438,7 +436,11 @@ def test_facts_are_there_whatever_names_a_program_chose() -> None:
 def test_what_has_keys_that_would_look_the_same_is_refused() -> None:
     guard = Guard(Schemas().result_problem)
     alike = {"a\u200b": 1, r"a\u{200b}": 2}
-    for refused in (lambda: guard.listed(alike), lambda: guard.shown(READ, alike), lambda: guard.redacted(READ, alike)):
+    for refused in (
+        lambda: guard.listed(alike),
+        lambda: guard.redact_with_counts(READ, alike),
+        lambda: guard.redacted(READ, alike),
+    ):
         with pytest.raises(Refused, match="look the same"):
             refused()
 
@@ -450,7 +452,7 @@ def test_a_secret_cannot_be_hidden_behind_an_escape(between: str) -> None:
     contract = replace(READ, redact=("123-45",))
     assert guard.message(f"{split} {ssn}", contract) == "[secret] [redacted]"
     assert guard.listed({"description": split, split: 1}) == {"description": "[secret]", "[secret]": 1}
-    assert guard.shown(contract, {ssn: split})[0] == {"[redacted]": "[secret]"}
+    assert guard.redact_with_counts(contract, {ssn: split})[0] == {"[redacted]": "[secret]"}
 
 
 def test_a_secret_cannot_be_hidden_behind_a_selector_that_is_kept() -> None:
@@ -519,10 +521,10 @@ def test_what_a_person_judges_says_what_is_missing_in_it() -> None:
     value = "s3cr3t-Tok3n-value-ABCDEFGH-9876543210"
     known = (Secret("token", value),)
     guard = Guard(Schemas().result_problem, TenantRedactor(lambda: known))
-    shown, removed = guard.judged(READ, {"code": f"run('AKIAIOSFODNN7EXAMPLE', '{value}')"})
+    shown, removed = guard.redact_for_approval(READ, {"code": f"run('AKIAIOSFODNN7EXAMPLE', '{value}')"})
     assert shown == {"code": "run('[redacted: 20 characters that look like aws_access_key]', '[redacted]')"}
     assert removed == {"aws_access_key": 1, "known_secret": 1}
-    assert guard.shown(READ, ["AKIAIOSFODNN7EXAMPLE"])[0] == ["[redacted]"]
+    assert guard.redact_with_counts(READ, ["AKIAIOSFODNN7EXAMPLE"])[0] == ["[redacted]"]
 
 
 def test_what_a_person_could_not_judge_is_refused_before_all_of_it_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -536,13 +538,15 @@ def test_what_a_person_could_not_judge_is_refused_before_all_of_it_is_searched(m
         return plain(self, text)
 
     monkeypatch.setattr(TenantRedactor, "marked", counted)
-    assert guard.judged(READ, ["AKIAIOSFODNN7EXAMPLE"] * 500)[1] == {"aws_access_key": 500}
+    assert guard.redact_for_approval(READ, ["AKIAIOSFODNN7EXAMPLE"] * 500)[1] == {"aws_access_key": 500}
     looks.clear()
     with pytest.raises(Refused) as refused:
-        guard.judged(READ, ["AKIAIOSFODNN7EXAMPLE"] * 30_000)
+        guard.redact_for_approval(READ, ["AKIAIOSFODNN7EXAMPLE"] * 30_000)
     assert (refused.value.reason_code, len(looks)) == ("not_to_be_judged", 501)
     many = "\u200b" * 600 + "AKIAIOSFODNN7EXAMPLE"
-    assert guard.judged(READ, [many])[1]["aws_access_key"] == 1, "what is shown as an escape is not missing"
+    assert guard.redact_for_approval(READ, [many])[1]["aws_access_key"] == 1, (
+        "what is shown as an escape is not missing"
+    )
 
 
 def test_any_value_can_be_redacted_to_be_kept() -> None:

@@ -100,10 +100,10 @@ def summary(guard: Guard, state: CallState) -> Json:
     contract = state.contract
     call = state.call
     assert contract is not None and state.decision is not None
-    arguments, removed = guard.judged(contract, call.arguments)
+    arguments, removed = guard.redact_for_approval(contract, call.arguments)
     beside = {name: value for name, value in (("meta", call.meta), ("inputs", call.inputs)) if value}
     if beside:
-        beside, more = guard.judged(contract, beside)
+        beside, more = guard.redact_for_approval(contract, beside)
         removed = {name: removed.get(name, 0) + more.get(name, 0) for name in (*removed, *more)}
     shown: Json = {
         "tool": named(state).tool,

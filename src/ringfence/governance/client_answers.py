@@ -130,7 +130,11 @@ class AnswerChannel:
         asked = replace(self.state, call=call, decision=decision, arguments_digest=canonical.digest(about))
         digest = approval_binding.binding(rules, asked, contract, requirement)
         words = {key: _words(question) for key, question in questions.items()}
-        shown = lambda: {**approval_binding.summary(self.guard, asked), "asked": self.guard.judged(contract, words)[0]}  # noqa: E731
+
+        def shown() -> Json:
+            summary = approval_binding.summary(self.guard, asked)
+            return {**summary, "asked": self.guard.redact_for_approval(contract, words)[0]}
+
         try:
             await rules.approvals.obtain(approval_binding.named(asked), digest, requirement, shown, self.client)
             if approval_binding.binding(self._rules(), asked, contract, requirement) != digest:

@@ -1,5 +1,5 @@
-"""What may go back: a result passes size, schema, fields, invisible characters, redaction and, where its contract
-says how much a model is given to read, that; in this order.
+"""What may go back. A result passes these checks in order: size, schema, fields, invisible characters, redaction, and
+how much of it the contract gives to a model.
 
 Unknown fields and content types stay as they are. Where no rule matches, the very object that came in goes out.
 Characters that a reader does not see are removed from the texts of results. In keys, and in all that a person reads or
@@ -51,7 +51,7 @@ MESSAGE_CHARACTERS = 4000
 _BEYOND = 16_384
 """So much behind the end of what is shown is searched, too: a secret may go across it."""
 _LONG = 65_536
-"""Bytes from which on a search is made in a thread of its own, since it may take seconds in which others are served."""
+"""Bytes. What is longer is searched in a thread, so that other calls are not held up."""
 _MOST_SAID = 262_144
 """Bytes of what a server says or asks besides results. A result may be as long as its contract says."""
 
@@ -71,9 +71,6 @@ _NOTHING: Mapping[str, int] = MappingProxyType({})
 
 _SAME_KEY = "two keys of one object would look the same"
 
-ByteString = bytes
-"""The type; a field of Guarded has its name."""
-
 
 # Not frozen, which would triple what it costs: one is made for every call, and read once.
 @dataclass(slots=True)
@@ -84,10 +81,8 @@ class Guarded:
     problem: tuple[str, GuardedText] | None
     """Reason code and text."""
     redactions: Mapping[str, int]
-    bytes: int
-    """Size of what came in."""
     trust: str
-    encoded: ByteString | None = None
+    encoded: bytes | None = None
     """The canonical form of `result`, which was needed here anyway."""
     secrets: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
     """Which secrets were removed, for the audit log alone."""
@@ -163,11 +158,11 @@ class Guard:
         try:
             encoded = canonical.dumps(result) if encoded is None else encoded
         except (ValueError, TypeError, RecursionError):
-            return Guarded(None, ("bad_output", own_words("the tool's result is not plain JSON")), {}, 0, trust)
+            return Guarded(None, ("bad_output", own_words("the tool's result is not plain JSON")), {}, trust)
         brackets = encoded.count(b"{") + encoded.count(b"[")  # cheap, and nearly always settles it
         if brackets > canonical.MAX_DEPTH and canonical.depth(result) > canonical.MAX_DEPTH:
             deep = ("bad_output", own_words("the tool's result is nested too deeply"))
-            return Guarded(None, deep, {}, len(encoded), trust)
+            return Guarded(None, deep, {}, trust)
         item = _Item(contract, definition, result, encoded)
         for step in self._steps:
             try:
@@ -176,16 +171,15 @@ class Guard:
                 item.problem = ("bad_output", f"in the tool's result {_SAME_KEY}")
             if item.problem is not None:
                 code, text = item.problem
-                return Guarded(None, (code, self.message(text, contract)), dict(item.hits), len(encoded), trust)
+                return Guarded(None, (code, self.message(text, contract)), dict(item.hits), trust)
         if item.result is result:
-            return Guarded(result, None, dict(item.hits), len(encoded), trust, encoded=encoded)
+            return Guarded(result, None, dict(item.hits), trust, encoded=encoded)
         kept = canonical.dumps(item.result)
         seen = item.hits.secrets if isinstance(item.hits, _RuleHits) else _NOTHING
         return Guarded(
             item.result,
             None,
             dict(item.hits),
-            len(encoded),
             trust,
             encoded=kept,
             secrets=seen,
@@ -221,9 +215,9 @@ class Guard:
 
     def redacted(self, contract: Contract, value: Any) -> Any:
         """Any JSON value as it may be kept. Raises Refused."""
-        return self.shown(contract, value)[0]
+        return self.redact_with_counts(contract, value)[0]
 
-    async def inspected(self, contract: Contract, definition: Definition | None, result: Json) -> Guarded:
+    async def inspect_async(self, contract: Contract, definition: Definition | None, result: Json) -> Guarded:
         """The same as `inspect`, while others are served."""
         try:
             encoded = canonical.dumps(result)
@@ -248,7 +242,7 @@ class Guard:
             raise Refused(Status.FAILED, "too_large", f"it has {size} bytes, and may have {_LONG}")
         return self.redacted(contract, without_forged(data)[0])
 
-    def shown(self, contract: Contract, value: Any) -> tuple[Any, Mapping[str, int]]:
+    def redact_with_counts(self, contract: Contract, value: Any) -> tuple[Any, Mapping[str, int]]:
         """Any JSON value as a person may see it, and how often each rule matched: they must know that it is not all.
 
         Raises Refused where two of its keys would look the same.
@@ -259,7 +253,7 @@ class Guard:
         except _SameKey:
             raise Refused(Status.VALIDATION_FAILURE, "ambiguous_keys", _SAME_KEY) from None
 
-    def judged(self, contract: Contract, value: Any) -> tuple[Any, Mapping[str, int]]:
+    def redact_for_approval(self, contract: Contract, value: Any) -> tuple[Any, Mapping[str, int]]:
         """The same for a person who decides on it. What is only in the shape of a secret may be anything, code too: in
         its place stands that, and how long it is. Raises Refused also where too much would be missing."""
         hits = _RuleHits(judged=True)

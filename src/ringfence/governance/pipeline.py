@@ -247,7 +247,7 @@ class Pipeline:
         """Reduce `_meta` to what may be sent on. What the contract lets through counts as an argument from here on."""
         found = call_meta.split(state.call.meta, contract.meta)
         for name, text in list(found.trace.items()):
-            if self._guard.shown(contract, [text, unquote(text)])[1]:
+            if self._guard.redact_with_counts(contract, [text, unquote(text)])[1]:
                 del found.trace[name]
                 found.refused[name] = "secret"
         problem = call_meta.meta_problem(found.meta) if found.meta else None
@@ -627,7 +627,7 @@ class Pipeline:
         self._note(state, answer)
         if answer.result is None:
             return Outcome(answer.status, answer.reason_code, self._said(state, answer.message))
-        guarded = await self._guard.inspected(grant.contract, grant.definition, answer.result)
+        guarded = await self._guard.inspect_async(grant.contract, grant.definition, answer.result)
         state.add_redactions(guarded.redactions, guarded.secrets)
         state.encoded_result = guarded.encoded
         state.shortened = guarded.shortened

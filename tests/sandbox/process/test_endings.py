@@ -13,7 +13,7 @@ import pytest
 
 from ringfence.core.box import MIB, BoxReport, BoxSpec, Limits, Program
 from ringfence.core.sessions import Cell, Command, StaySpec
-from ringfence.sandbox.process import watch
+from ringfence.sandbox.process import box_usage, limit_watch
 from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.process.cgroups.cgroup import GroupPool
 from tests.sandbox import comparing
@@ -230,9 +230,9 @@ def test_memory_that_changed_between_two_looks_counts_once() -> None:
     thread.start()
     try:
         assert thread.native_id is not None  # it has the memory of this process, as a child before its exec has
-        found = watch._each_once({os.getpid(): (80 * MIB, 0, 9000), thread.native_id: (80 * MIB - 4096, 0, 9000)})
+        found = box_usage._each_once({os.getpid(): (80 * MIB, 0, 9000), thread.native_id: (80 * MIB - 4096, 0, 9000)})
         assert list(found) == [os.getpid()]
-        apart = watch._each_once({os.getpid(): (80 * MIB, 0, 9000), os.getppid(): (80 * MIB, 0, 9000)})
+        apart = box_usage._each_once({os.getpid(): (80 * MIB, 0, 9000), os.getppid(): (80 * MIB, 0, 9000)})
         assert len(apart) == 2, "alike, and of two processes"
     finally:
         asked.set()
@@ -342,10 +342,10 @@ async def test_a_signal_that_a_program_sends_itself_names_no_limit(backend: Proc
 @pytest.mark.parametrize(("used", "ended"), [(1990.0, "signalled"), (2000.0, "timeout")])
 def test_processor_time_is_used_up_when_all_of_it_is_used(number: int, used: float, ended: str) -> None:
     limits = Limits(cpu_seconds=2)
-    out_of_time = partial(watch.spent, used, limits)
-    assert watch.killed_by(number, lambda: False, out_of_time, lambda: None, lambda: False)[0] == ended
+    out_of_time = partial(limit_watch.spent, used, limits)
+    assert limit_watch.killed_by(number, lambda: False, out_of_time, lambda: None, lambda: False)[0] == ended
     # The kernel counts in ticks: what it kills has used all that was allowed, even if a fifth of these were too many.
-    assert watch.kernel_cpu_seconds(limits) * 0.8 > 2
+    assert limit_watch.kernel_cpu_seconds(limits) * 0.8 > 2
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from ringfence.sandbox.process.box_usage import has_shared
 from ringfence.sandbox.process.limits import shared_pages
 from ringfence.sandbox.process.limits.shared_pages import Parts
-from ringfence.sandbox.process.watch import has_shared
 
 MB = 1 << 20
 

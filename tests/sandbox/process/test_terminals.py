@@ -15,9 +15,9 @@ import pytest
 from ringfence.core.box import BoxSpec, Program, Stream
 from ringfence.core.sessions import Command
 from ringfence.sandbox.process.backend import ProcessBackend
+from ringfence.sandbox.process.box_usage import descendants
 from ringfence.sandbox.process.command import RunningCommand
 from ringfence.sandbox.process.live import LiveBox
-from ringfence.sandbox.process.watch import descendants
 from ringfence.sandbox.process.zygote import confine
 from tests import tooling
 

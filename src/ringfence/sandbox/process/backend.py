@@ -41,9 +41,9 @@ from ringfence.sandbox.process.box import Box
 from ringfence.sandbox.process.cgroups.cgroup import Cgroups, GroupPool, sweep
 from ringfence.sandbox.process.cgroups.hierarchy import Systemd
 from ringfence.sandbox.process.host import capabilities, remembered
+from ringfence.sandbox.process.limit_watch import kernel_cpu_seconds, longest_file
 from ringfence.sandbox.process.pool import BoxPool
 from ringfence.sandbox.process.run import ProgramRun, read_at_start
-from ringfence.sandbox.process.watch import kernel_cpu_seconds, longest_file
 from ringfence.sandbox.process.zygote.confine import Shape
 
 if TYPE_CHECKING:

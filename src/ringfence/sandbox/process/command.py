@@ -17,11 +17,11 @@ from ringfence.core.errors import Unavailable
 from ringfence.core.sessions import Command, Tell
 from ringfence.core.system import interpreter
 from ringfence.sandbox.process.box import BoxMember
+from ringfence.sandbox.process.box_usage import descendants
 from ringfence.sandbox.process.memory_file import memory_file
 from ringfence.sandbox.process.run import python_words, read_at_start
 from ringfence.sandbox.process.step import Step, StepBox, box_report, termination_of
 from ringfence.sandbox.process.streams import new_input, new_pipe
-from ringfence.sandbox.process.watch import descendants
 
 
 class RunningCommand:

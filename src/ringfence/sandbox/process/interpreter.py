@@ -25,13 +25,13 @@ from ringfence.core.errors import OutcomeUnknown, SetUpFailed, Unavailable
 from ringfence.core.sessions import Cell, CellReport, OnShown, Tell, discard_output, discard_value
 from ringfence.sandbox.process.box import BoxMember, ProcessExit
 from ringfence.sandbox.process.guest import later
+from ringfence.sandbox.process.limit_watch import Termination
 from ringfence.sandbox.process.memory_file import memory_file
 from ringfence.sandbox.process.run import INLINE
 from ringfence.sandbox.process.seccomp.notifications import MAX_DENIALS
 from ringfence.sandbox.process.seccomp.syscalls import NUMBERS
 from ringfence.sandbox.process.step import Step, StepBox, box_report, survived_limit, termination_of
 from ringfence.sandbox.process.untrusted_reply import Claims
-from ringfence.sandbox.process.watch import Termination
 from ringfence.sandbox.process.zygote import kernel
 
 GRACE_SECONDS = 1.0

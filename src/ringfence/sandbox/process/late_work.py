@@ -15,11 +15,9 @@ from typing import Any
 
 from ringfence.core.box import FileFact, Limit
 from ringfence.core.record import dataclass
-from ringfence.core.system import process_fields
 from ringfence.sandbox.process.box import Box
-from ringfence.sandbox.process.watch import descendants
+from ringfence.sandbox.process.box_usage import descendants, process_cpu_ms
 
-_TICKS_MS = 1000.0 / os.sysconf("SC_CLK_TCK")
 _LEAST_REPORTED_MS = 1.0
 _MOST_OPEN = 64
 
@@ -97,7 +95,7 @@ class OtherTasks:
     def _look_at_reaped(self) -> None:
         for pid in {use.task.process for use in self._theirs.values() if use.task.process != self._main}:
             with contextlib.suppress(OSError, ValueError, IndexError):
-                now = _reaped_ms(pid)
+                _, now = process_cpu_ms(pid)
                 self._reaped[pid] = (self._reaped.get(pid, (now, now))[0], now)
 
     def _sort(self, task: _Task) -> bool:
@@ -256,11 +254,6 @@ def tasks(box: Box, first: int) -> list[int]:
                 listed += [int(tid) for tid in os.listdir(f"/proc/{pid}/task")] if pid else []
         listed = list(dict.fromkeys(listed))
     return [tid for tid in listed if tid != first]
-
-
-def _reaped_ms(pid: int) -> float:
-    words = process_fields(pid)
-    return (int(words[13]) + int(words[14])) * _TICKS_MS
 
 
 def _children(tid: int) -> set[int]:

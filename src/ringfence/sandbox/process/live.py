@@ -21,6 +21,7 @@ from ringfence.core.errors import Unavailable, beginning
 from ringfence.core.sessions import Command, Tell
 from ringfence.sandbox.files.guarded import Held
 from ringfence.sandbox.process.box import Box, BoxMember
+from ringfence.sandbox.process.box_usage import added_up, descendants, full, reclaim, used_memory, worked
 from ringfence.sandbox.process.command import RunningCommand
 from ringfence.sandbox.process.host.capabilities import check_words
 from ringfence.sandbox.process.interpreter import Interpreter, MainThread
@@ -30,7 +31,6 @@ from ringfence.sandbox.process.outlet import NetworkOutlet, difference
 from ringfence.sandbox.process.output_files import Mappings, OutputFiles
 from ringfence.sandbox.process.step import Step
 from ringfence.sandbox.process.streams import LateOutput
-from ringfence.sandbox.process.watch import added_up, descendants, full, reclaim, used_memory, worked
 from ringfence.sandbox.process.zygote.confine import Shape
 from ringfence.sandbox.process.zygote_handle import ZygoteHandle
 

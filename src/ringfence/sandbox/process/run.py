@@ -17,10 +17,10 @@ from ringfence.core.record import dataclass
 from ringfence.sandbox.files import inputs as input_files
 from ringfence.sandbox.process import output_files, shown
 from ringfence.sandbox.process.box import Box, ProcessExit
+from ringfence.sandbox.process.limit_watch import RunWatch, Termination, has_long_file, killed_by
 from ringfence.sandbox.process.memory_file import memory_file
 from ringfence.sandbox.process.seccomp.notifications import MAX_DENIALS, Denials
 from ringfence.sandbox.process.streams import Output, new_input
-from ringfence.sandbox.process.watch import RunWatch, Termination, has_long_file, killed_by
 
 _REAP_SECONDS = 10.0
 _READ_AT_START = ("PYTHON", "LANG", "LC_", "LD_", "GLIBC_", "MALLOC_")

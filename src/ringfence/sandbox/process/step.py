@@ -13,10 +13,10 @@ from ringfence.core.box import BoxReport, Captured, Ended, Limit, Limits, Stream
 from ringfence.core.sessions import Tell
 from ringfence.sandbox.process.box import Box, BoxMember, ProcessExit
 from ringfence.sandbox.process.late_work import LateWork, OtherTasks
+from ringfence.sandbox.process.limit_watch import Termination, has_long_file, killed_by, spent, used_up_by_process
 from ringfence.sandbox.process.output_files import OutputFiles
 from ringfence.sandbox.process.seccomp.notifications import MAX_DENIALS
 from ringfence.sandbox.process.streams import LateOutput, Output
-from ringfence.sandbox.process.watch import Termination, has_long_file, killed_by, spent, used_up_by_process
 
 
 class StepBox(Protocol):

@@ -1,171 +1,25 @@
-"""Watches the limits that the kernel does not enforce by itself, and knows afterwards which were met."""
+"""What a box uses now: disk, memory, processor time and processes.
+
+A control group counts memory and time; where there is none, they are added up from `/proc`, process by process.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
-import signal
-import stat
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 
-from ringfence.core.box import Ended, Limit, Limits
-from ringfence.core.errors import Refused
+from ringfence.core.box import Limit
 from ringfence.core.system import process_fields
-from ringfence.sandbox.files import walk
 from ringfence.sandbox.process.box import Box
 from ringfence.sandbox.process.limits import uncounted
-from ringfence.sandbox.process.limits.pulse import Rhythm, worked_ms
+from ringfence.sandbox.process.limits.pulse import worked_ms
 from ringfence.sandbox.process.limits.shared_pages import LONGEST, memory
 from ringfence.sandbox.process.zygote import kernel
 
 _KCMP_VM = 1
-_MOST_LOOKED_AT = 2000
-
-Termination = tuple[Ended, int | None, int | None, Limit | None]
-"""Why something ended, its exit status or signal, and the limit that was the reason."""
-Stop = Callable[[Ended, Limit | None], None]
-
-
-class RunWatch:
-    """Watches one run. With a control group it reads the kernel's own count, else it adds up the processes."""
-
-    def __init__(self, box: Box, limits: Limits, stop: Stop) -> None:
-        self._box = box
-        box.reclaim = partial(reclaim, box)
-        self._limits = limits
-        self._stop = stop
-        self._rhythm = Rhythm(box.hub.pulse, lambda: worked(box), self._look)
-        self._full: Limit | None = None
-        self._processes = 0
-        self._cpu_ms = 0.0
-        self.peak = 0
-        """The most memory seen."""
-        self.overshoot = 0
-        """How far memory was beyond its limit when that was seen."""
-
-    def start(self) -> None:
-        self._rhythm.start()
-
-    def stop(self) -> None:
-        self._rhythm.stop()
-        self._look_at_disk()
-
-    def _look(self) -> None:
-        self._look_at_disk()
-        used, cpu_ms = self._usage()
-        self.peak = max(self.peak, used)
-        self._cpu_ms = max(self._cpu_ms, cpu_ms)
-        if used > self._limits.memory_bytes:
-            self.overshoot = used - self._limits.memory_bytes
-            self._stop("oom", "memory")
-        most = self._limits.cpu_seconds
-        if most is not None and cpu_ms > most * 1000:
-            self._stop("timeout", "cpu")
-
-    def _usage(self) -> tuple[int, float]:
-        """Memory and processor time; the files of the workspace are disk, though they are kept in memory."""
-        group = self._box.group
-        parts = group.usage_parts() if group is not None else None
-        if parts is not None and group is not None:
-            return _counted(self._box, *parts), group.cpu_ms() or 0.0
-        used, cpu_ms, count = added_up(self._box, self._limits.memory_bytes)
-        self._processes = max(self._processes, count)
-        return used, cpu_ms
-
-    def _look_at_disk(self) -> None:
-        with contextlib.suppress(OSError, KeyError):
-            self._full = full(self._box.descriptors["workspace"]) or self._full
-
-    # ── Afterwards ──
-
-    def out_of_memory(self) -> bool:
-        group = self._box.group
-        return group is not None and bool(group.count().oom_kills)
-
-    def out_of_time(self, reaped: float) -> bool:
-        """A program can kill itself with the same signal; only the time used shows the difference."""
-        return spent(self.cpu_ms(reaped), self._limits)
-
-    def cpu_ms(self, reaped: float) -> float:
-        """All time used; processes killed with the box's first one are not in the account of the reaped."""
-        group = self._box.group
-        counted = group.count().cpu_ms if group is not None else None
-        return max(reaped, self._cpu_ms, counted or 0.0)
-
-    def peak_memory(self, largest: int) -> int:
-        """The most that was seen in use. The group's own peak is no help: it counts files and their cache."""
-        return max(self.peak, largest)
-
-    def most_processes(self) -> int | None:
-        group = self._box.group
-        peak = group.count().pids_peak if group is not None else None
-        return peak if peak is not None else self._processes or None
-
-    def survived_limit(self) -> Limit | None:
-        """A limit that the program met and survived."""
-        group = self._box.group
-        if self.out_of_memory() or self._box.account.refused:
-            return "memory"
-        if group is not None and group.count().pids_denied:
-            return "pids"
-        if group is None and self._processes >= self._limits.processes:
-            return "pids"
-        return self._full
-
-
-def killed_by(
-    number: int,
-    out_of_memory: Callable[[], bool],
-    out_of_time: Callable[[], bool],
-    survived_limit: Callable[[], Limit | None],
-    has_long_file: Callable[[], bool],
-) -> Termination:
-    """Why a process died of this signal, which we did not send. It may have sent the signal itself, so that alone shows
-    nothing: a limit is named only where what it limits was used up."""
-    if number == signal.SIGKILL and out_of_memory():
-        return "oom", None, number, "memory"
-    if number == signal.SIGXFSZ and has_long_file():
-        return "disk", None, number, "file_size"
-    if number in (signal.SIGXCPU, signal.SIGKILL) and out_of_time():
-        return "timeout", None, number, "cpu"
-    return "signalled", None, number, survived_limit()
-
-
-def kernel_cpu_seconds(limits: Limits) -> int:
-    """After which the kernel kills a single process; 0: never. It counts in ticks, which may be too many by some, so it
-    comes well after the watch, which counts better: what it kills has used all that was allowed."""
-    return math.ceil(limits.cpu_seconds * 1.25) + 1 if limits.cpu_seconds else 0
-
-
-def spent(cpu_ms: float, limits: Limits) -> bool:
-    """Whether so much processor time is all that was allowed."""
-    return limits.cpu_seconds is not None and cpu_ms >= limits.cpu_seconds * 1000
-
-
-def used_up_by_process(cpu_ms: float, limits: Limits) -> bool:
-    """Whether a single process used so much in all its steps that the kernel may have killed it."""
-    most = kernel_cpu_seconds(limits)
-    return most > 0 and cpu_ms >= most * 800
-
-
-def longest_file(limits: Limits) -> int:
-    """A file that fills the disk is to meet that limit first, which is one of whole pages."""
-    return limits.file_bytes or limits.disk_bytes + os.sysconf("SC_PAGE_SIZE")
-
-
-def has_long_file(box: Box) -> bool:
-    """Whether a file in the workspace or a volume is as long as a file may be."""
-    most = longest_file(box.limits)
-    for name in box.written:
-        with contextlib.suppress(OSError, KeyError, Refused):  # it is gone, or has more files than it is worth
-            entries = walk.Walk(most=_MOST_LOOKED_AT, lenient=True).through(box.descriptors[name])
-            if any(stat.S_ISREG(found.info.st_mode) and found.info.st_size >= most for found in entries):
-                return True
-    return False
 
 
 def full(workspace: int) -> Limit | None:
@@ -200,11 +54,11 @@ def used_memory(box: Box) -> int:
     """Memory of all that runs in it; the files of the workspace count as disk, though they are in memory."""
     parts = box.group.usage_parts() if box.group is not None else None
     if parts is not None:
-        return _counted(box, *parts)
+        return counted_memory(box, *parts)
     return added_up(box, box.limits.memory_bytes)[0]
 
 
-def _counted(box: Box, files: int, rest: int) -> int:
+def counted_memory(box: Box, files: int, rest: int) -> int:
     """What its control group counts, without the workspace, plus what it does not count. Of the workspace only what is
     charged to the group counts there: what we wrote into it ourselves is not, and makes no room for memory."""
     assert box.group is not None
@@ -232,7 +86,7 @@ def added_up(box: Box, enough: int) -> tuple[int, float, int]:
         with contextlib.suppress(OSError, ValueError, IndexError):
             of_each[pid] = own, common, for_tables = _resident(pid)
             resident, shared, tables = resident + own, shared + common, tables + for_tables
-            clocks[pid] = _cpu_ms(pid)
+            clocks[pid] = process_cpu_ms(pid)
             count += _threads(pid)
     box.tasks = count
     if resident + shared > enough or count > 1:
@@ -256,7 +110,7 @@ def _spent(box: Box, clocks: dict[int, tuple[float, float]]) -> float:
     """
     orphans = 0.0
     with contextlib.suppress(OSError, ValueError, IndexError):
-        orphans = _cpu_ms(box.first)[1]
+        orphans = process_cpu_ms(box.first)[1]
     for pid, (own, _) in list(box.clocks.items()):
         if pid not in clocks or clocks[pid][0] < own:  # ended, or another process of that number
             box.ended_ms += own
@@ -351,7 +205,7 @@ def _in_sockets(pid: int) -> int:
     return 0
 
 
-def _cpu_ms(pid: int) -> tuple[float, float]:
+def process_cpu_ms(pid: int) -> tuple[float, float]:
     """Processor time of a process itself, and of the children that it has waited for."""
     words = process_fields(pid)
     tick = 1000.0 / os.sysconf("SC_CLK_TCK")
