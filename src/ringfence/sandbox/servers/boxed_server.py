@@ -7,7 +7,7 @@ import asyncio
 import os
 import signal
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from ringfence.core.box import BoxReport, Stream
 from ringfence.core.errors import Refused, Unavailable, unknown_session
 from ringfence.core.model import Json
 from ringfence.core.quoting import whole_lines
-from ringfence.core.sessions import Command, CommandRequest, Owner, StartedCommand, StayingBox, Tell
+from ringfence.core.sessions import Command, CommandRequest, Owner, StartedCommand, StayingBox
 from ringfence.sandbox.servers.startup_diagnosis import MissingGrant, diagnose, explain, explain_to_callers
 
 if TYPE_CHECKING:
@@ -79,18 +79,37 @@ class StreamBuffer:
         self._room = None
 
 
-class _Listener:
-    """Implements `sessions.TellEnds` for a server: what closes its output has ended for us, though it lives on."""
+class ServerOutput:
+    """Both streams of a server, and the last of its stderr. Implements `sessions.TellEnds`: what closes its output has
+    ended for us, though it lives on."""
 
-    def __init__(self, told: Tell, streams: Mapping[Stream, StreamBuffer]) -> None:
-        self._told = told
-        self._streams = streams
+    def __init__(self) -> None:
+        self._streams: dict[Stream, StreamBuffer] = {"stdout": StreamBuffer(), "stderr": StreamBuffer()}
+        self._stderr = b""
 
     def __call__(self, stream: Stream, chunk: bytes, /) -> Awaitable[None] | None:
-        return self._told(stream, chunk)
+        if stream == "stderr":
+            self._stderr = (self._stderr + chunk)[-_LAST_WORDS:]
+        return self._streams[stream].put(chunk)
 
     def closed(self, stream: Stream) -> None:
         self._streams[stream].end()
+
+    async def receive(self, stream: Stream) -> bytes:
+        return await self._streams[stream].get()
+
+    @property
+    def last_stderr(self) -> str:
+        return whole_lines(self._stderr, _LAST_WORDS)
+
+    def end(self) -> None:
+        for each in self._streams.values():
+            each.end()
+
+    def forget(self) -> None:
+        """Stop reading: later output is discarded, so that the server can end."""
+        for each in self._streams.values():
+            each.forget()
 
 
 class BoxedServer:
@@ -104,8 +123,7 @@ class BoxedServer:
         self.network_since_start = box.network_meter()
         self._running: StartedCommand | None = None
         self._stdin = -1
-        self._streams: dict[Stream, StreamBuffer] = {"stdout": StreamBuffer(), "stderr": StreamBuffer()}
-        self._stderr = bytearray()
+        self._output = ServerOutput()
         self._over: asyncio.Task[BoxReport] | None = None
         self._stopped: asyncio.Task[None] | None = None
         self._asked = False
@@ -124,7 +142,7 @@ class BoxedServer:
         os.set_blocking(self._stdin, False)
         try:
             given = replace(command, stdin=theirs) if not isinstance(command.stdin, int) else command
-            self._running = await self._box.command(given, _Listener(self._tell, self._streams))
+            self._running = await self._box.command(given, self._output)
         finally:
             os.close(theirs)
         self._over = asyncio.get_running_loop().create_task(self._wait(self._running))
@@ -133,15 +151,9 @@ class BoxedServer:
         try:
             return await running.over()
         finally:
-            for each in self._streams.values():
-                each.end()
+            self._output.end()
 
     # ── Streams ──
-
-    def _tell(self, stream: Stream, chunk: bytes) -> Awaitable[None] | None:
-        if stream == "stderr":
-            self._stderr = (self._stderr + chunk)[-_LAST_WORDS:]
-        return self._streams[stream].put(chunk)
 
     async def send(self, data: bytes) -> None:
         view = memoryview(data)
@@ -154,7 +166,7 @@ class BoxedServer:
                 await anyio.wait_writable(self._stdin)
 
     async def receive(self, stream: Stream) -> bytes:
-        return await self._streams[stream].get()
+        return await self._output.receive(stream)
 
     def close_input(self) -> None:
         if self._stdin >= 0:
@@ -167,7 +179,7 @@ class BoxedServer:
     @property
     def last_stderr(self) -> str:
         """The last of what it wrote to stderr."""
-        return whole_lines(self._stderr, _LAST_WORDS)
+        return self._output.last_stderr
 
     def signal(self, number: int) -> None:
         if self._running is not None:
@@ -206,8 +218,7 @@ class BoxedServer:
 
     async def _stop(self) -> None:
         self.close_input()
-        for each in self._streams.values():
-            each.forget()
+        self._output.forget()
         try:
             for number in (None, signal.SIGTERM):
                 if self._over is None or self._over.done():
@@ -243,8 +254,7 @@ class SessionServer:
         self._owner = owner
         self._session = session
         self._process = 0
-        self._streams: dict[Stream, StreamBuffer] = {"stdout": StreamBuffer(), "stderr": StreamBuffer()}
-        self._stderr = b""
+        self._output = ServerOutput()
         self._following: asyncio.Task[None] | None = None
         self.isolation: Json = {}
         self.hint = ""
@@ -270,21 +280,15 @@ class SessionServer:
 
     async def _follow(self) -> None:
         try:
-            await self._keeper.follow(self._owner, self._session, self._process, (0, 0), self._tell)
+            await self._keeper.follow(self._owner, self._session, self._process, (0, 0), self._output)
         except (Refused, Unavailable):
             return  # the session has ended, and so has the server
         finally:
-            for each in self._streams.values():
-                each.end()
-
-    def _tell(self, stream: Stream, chunk: bytes) -> Awaitable[None] | None:
-        if stream == "stderr":
-            self._stderr = (self._stderr + chunk)[-_LAST_WORDS:]
-        return self._streams[stream].put(chunk)
+            self._output.end()
 
     @property
     def last_stderr(self) -> str:
-        return whole_lines(self._stderr, _LAST_WORDS)
+        return self._output.last_stderr
 
     async def send(self, data: bytes) -> None:
         try:
@@ -293,12 +297,11 @@ class SessionServer:
             raise BrokenPipeError(32, exc.message) from None
 
     async def receive(self, stream: Stream) -> bytes:
-        return await self._streams[stream].get()
+        return await self._output.receive(stream)
 
     async def stop(self) -> str:
         following = self._following
-        for each in self._streams.values():
-            each.forget()
+        self._output.forget()
         if following is None:
             return ""
         ended = following.done()
