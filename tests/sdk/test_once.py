@@ -119,7 +119,7 @@ def test_a_callback_that_raises_ends_the_run() -> None:
         ({"template": "dta"}, Refused, "there is no template"),
         ({"backend": "docker"}, Unavailable, "docker is not built yet"),
         ({"netwrok": True}, TypeError, "there is no option netwrok"),
-        ({"network": ["a b"]}, Refused, "such a network cannot be"),
+        ({"network": ["a b"]}, Refused, "invalid network"),
         ({"network": "nowhere"}, Unavailable, "there is no network 'nowhere'"),
         ({"inputs": {"a": Path("/nonexistent/a")}}, Unavailable, "No such file"),
         ({"inputs": {"../a": b""}}, Refused, "no such box can be made"),

@@ -536,7 +536,7 @@ class Pipeline:
             state.decision = fresh.decision  # the one on record is that which it begins by
 
     async def _same_judgement(self, now: Rulebook, rules: Rulebook, fresh: CallState, state: CallState) -> bool:
-        """Whether a call is under the rules of now what it was when it came. Raises Unavailable."""
+        """Whether a call is the same under the current rules as when it arrived. Raises Unavailable."""
         if fresh.contract is None:
             return False
         try:
@@ -557,7 +557,7 @@ class Pipeline:
         return now
 
     def _under_current_rules(self, state: CallState) -> CallState | None:
-        """A call as it would be under the rules of now; None where it would be refused."""
+        """A call as it would be under the current rules; None where it would be refused."""
         now, fresh = self.rules, replace(state)
         try:
             if state.call.kind == "tool":

@@ -114,7 +114,7 @@ class ConfiguredRouter:
         try:
             return Rules(rules).all
         except ValueError as error:
-            raise Refused(Status.VALIDATION_FAILURE, "bad_network", f"such a network cannot be: {error}") from None
+            raise Refused(Status.VALIDATION_FAILURE, "bad_network", f"invalid network: {error}") from None
 
 
 class ProxyServer:
