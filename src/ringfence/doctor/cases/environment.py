@@ -7,7 +7,7 @@ import socket
 
 from ringfence.core.model import Json
 from ringfence.doctor.case import Case, Control, Trial, claimed
-from ringfence.doctor.cases.seeing import box_processes, is_first, parent_of
+from ringfence.doctor.host_view import box_processes, is_first, parent_of
 from ringfence.doctor.judging import claimed_after, looked_at, seen
 from ringfence.doctor.props import Props
 from ringfence.doctor.stage import BLOCKED, GROUP, IGNORED, UMASK, VARIABLE

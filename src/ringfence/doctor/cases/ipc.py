@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ringfence.doctor.case import Case, Control, Judge, Space, Trial, claimed
-from ringfence.doctor.cases.seeing import outer_namespaces
+from ringfence.doctor.host_view import outer_namespaces
 from ringfence.doctor.judging import looked_at, reached, revealed
 
 _SHARED_IPC = Control(share=frozenset({"ipc"}))

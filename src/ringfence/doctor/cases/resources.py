@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ringfence.core.model import Json
 from ringfence.doctor.case import TIGHT, Case, Control, Trial
-from ringfence.doctor.cases.seeing import box_processes, is_first
+from ringfence.doctor.host_view import box_processes, is_first
 from ringfence.doctor.judging import answered, limited, looked_at
 from ringfence.doctor.props import Props
 
