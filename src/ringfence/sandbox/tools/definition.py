@@ -1,6 +1,6 @@
 """How a tool of ours is declared, and how it is offered: `@Tool(…)` stands above the function that carries it out.
 
-    @Tool(Mode.WRITE, "Let everything in a session stand still.", ONE, ("session",), STATE)
+    @Tool(Mode.WRITE, "Freeze a session.", ONE, ("session",), STATE)
     async def pause_session(task: Task) -> Answer:
         ...
 
@@ -92,7 +92,9 @@ class Tool:
     text: str | Callable[[ToolOffer], str]
     """Its description."""
     takes: Json
+    """Its arguments: the properties of its input schema."""
     needs: tuple[str, ...] = ()
+    """Those of `takes` that must be given."""
     gives: Json = field(default_factory=dict)
     """Properties of its structured content for an agent; a caller in this process may get more."""
     wide: Json = field(default_factory=dict)
@@ -106,11 +108,15 @@ class Tool:
     if_declared: bool = False
     """Offered to an agent only where a contract is for it; to callers in this process always."""
     destructive: bool = False
+    """It destroys something: a file, a session, a process. Clients are told of all other tools that they do not."""
     makes_box: bool = False
+    """It makes a box: takes `packages`, and says whether it reaches the world outside. With `runs`, a call without a
+    session gets a fresh box."""
     runs: bool = False
     """It starts something that may use all that the box has. What continues when a session is resumed was started by an
     earlier call, and is the effect of that one."""
     writes_files: bool = False
+    """It changes files of a session, and so what is mounted there."""
     lasting: bool = False
     """It changes what outlives every session: volumes and snapshots."""
     carries: CarriedCode | None = None

@@ -40,7 +40,7 @@ def _entry(entry: EntryInfo) -> Json:
 
 @Tool(
     Mode.READ,
-    "What is in a folder of a session (left out: /workspace), `depth` levels deep (left out: 1).",
+    "List a folder of a session (default: /workspace), `depth` levels deep (default: 1).",
     {**_ONE, "depth": {"type": "integer", "minimum": 1, "maximum": 32}},
     ("session",),
     named("session", "path", "entries", "left_out"),
@@ -203,7 +203,7 @@ class _Pour:
 
 @Tool(
     Mode.WRITE,
-    "Write a file in a session, with the folders above it: `text`, or `base64` for what is no text. It replaces what"
+    "Write a file in a session, with the folders above it: `text`, or `base64` for binary data. It replaces what"
     " was there; `append` adds to it.",
     {**_ONE, "text": TEXT, "base64": TEXT, "append": FLAG},
     ("session", "path"),
@@ -288,7 +288,7 @@ async def remove_file(task: Task) -> Answer:
 )
 async def make_folder(task: Task) -> Answer:
     made = await task.keeper.make_dir(task.owner, task.session, task.given["path"])
-    return task.answer({"path": task.given["path"], "made": made}, "It is there.")
+    return task.answer({"path": task.given["path"], "made": made}, "It exists.")
 
 
 @Tool(

@@ -71,7 +71,7 @@ def line(info: ProcessState) -> str:
 
 @Tool(
     Mode.READ,
-    "Background commands of a session, also those that are over.",
+    "List the background commands of a session, including those that have ended.",
     ONE,
     ("session",),
     named("session", "processes"),
@@ -84,7 +84,7 @@ async def list_processes(task: Task) -> Answer:
 
 @Tool(
     Mode.READ,
-    "What a background command has written. For what is new since a call, give the stdout_at and stderr_at that it"
+    "Read what a background command has written. For what is new since a call, give the stdout_at and stderr_at that it"
     " returned.",
     {**_ONE, **_ATS},
     ("session", "process"),
@@ -269,7 +269,7 @@ def _waited(task: Task, info: ProcessState) -> Answer:
 
 @Tool(
     Mode.WRITE,
-    "Send a signal as TERM or 15 (left out: KILL) to a background command and all that it started.",
+    "Send a signal, such as TERM or 15 (default: KILL), to a background command and everything it started.",
     {**_ONE, "signal": {"type": ["string", "integer"]}},
     ("session", "process"),
     PROCESS,

@@ -138,7 +138,7 @@ async def close_session(task: Task) -> Answer:
 
 @Tool(
     Mode.WRITE,
-    "Let everything in a session stand still, its clocks too, until it is used or resumed.",
+    "Freeze a session, including its timers, until it is used or resumed.",
     ONE,
     ("session",),
     STATE,
@@ -150,7 +150,7 @@ async def pause_session(task: Task) -> Answer:
 
 @Tool(
     Mode.WRITE,
-    "Let a paused session go on. Using it does the same.",
+    "Resume a paused session. Using it also resumes it.",
     ONE,
     ("session",),
     STATE,
@@ -162,7 +162,7 @@ async def resume_session(task: Task) -> Answer:
 
 @Tool(
     Mode.READ,
-    "Your sessions, also those that were stopped of late, with why.",
+    "List your sessions, including recently stopped ones and why they stopped.",
     {},
     gives=named("sessions"),
     wide={"session": TEXT, "ended": FLAG},
@@ -335,7 +335,7 @@ async def create_volume(task: Task) -> Answer:
     made = await task.keeper.create_volume(
         task.owner, given["name"], given.get("max_bytes", _VOLUME_BYTES), given.get("mode", "ro")
     )
-    return task.listing(_volume(made), f"Volume {made.name} is there.")
+    return task.listing(_volume(made), f"Volume {made.name} exists.")
 
 
 @Tool(Mode.READ, "Durable folders.", {}, only_wide=True)
