@@ -30,6 +30,16 @@ def test_without_a_verb_it_lists_them() -> None:
     assert all(f"\n  {verb} " in shown.stdout for verb in VERBS)
 
 
+@pytest.mark.parametrize(
+    "words", [(), ("box",), ("box", "files"), ("approvals",), ("audit",), ("state",)], ids=" ".join
+)
+def test_a_listing_cuts_no_line(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command_line(list(words))([*words, "--help"])
+    listed = capsys.readouterr().out.partition("\nCommands:\n")[2]
+    assert listed and "..." not in listed and "replay" not in listed
+
+
 @pytest.mark.parametrize("words", EVERY_VERB, ids=" ".join)
 def test_every_verb_teaches_by_an_example(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -55,7 +55,7 @@ def group() -> None:
 # ── Reading ───────────────────────────────────────────────────────────────────────────────────────
 
 
-@audit.command("list")
+@audit.command("list", short_help="List calls, the newest first.")
 def list_(
     config_path: Path | None = common.ConfigOption,
     demo: bool = common.DemoOption,
@@ -84,7 +84,7 @@ def list_(
         _table(rows)
 
 
-@audit.command()
+@audit.command(short_help="Show all records of a call, and its stored payloads.")
 def show(
     identifier: str = IdArgument,
     config_path: Path | None = common.ConfigOption,
@@ -129,7 +129,7 @@ def _is_gone(records: list[Record], part: str) -> bool:
     return said and not any(record.kind == "payload_erased" for record in records)
 
 
-@audit.command("explain")
+@audit.command("explain", short_help="Explain a call step by step.")
 def explain_(
     identifier: str = IdArgument,
     config_path: Path | None = common.ConfigOption,
@@ -153,7 +153,7 @@ def explain_(
         print(safe(text, lines=True))
 
 
-@audit.command()
+@audit.command(hidden=True)
 def replay(
     identifier: str = IdArgument, config_path: Path | None = common.ConfigOption, demo: bool = common.DemoOption
 ) -> None:
@@ -168,7 +168,7 @@ def replay(
 # ── Evidence ──────────────────────────────────────────────────────────────────────────────────────
 
 
-@audit.command()
+@audit.command(short_help="Verify the log, or an export offline.")
 def verify(
     export_path: Path | None = typer.Argument(None, metavar="[EXPORT]", help="An export. Default: the live log."),
     public_key: Path | None = typer.Option(
@@ -230,7 +230,7 @@ def _conclude(report: Verification, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-@audit.command()
+@audit.command(short_help="Write the log to a file that verifies offline.")
 def export(
     path: Path = typer.Argument(..., metavar="FILE", help="Where to write it; must not exist."),
     since: str | None = typer.Option(None, "--since", metavar="TIME", help="From this time on (ISO 8601, UTC)."),
@@ -290,7 +290,7 @@ def _counted(records: Iterable[T], line: ProgressLine) -> Iterator[T]:
 def erase(
     identifier: str = IdArgument, config_path: Path | None = common.ConfigOption, demo: bool = common.DemoOption
 ) -> None:
-    """Erase the kept payloads of a call, on record. Its records stay; they do not hold the values.
+    """Erase a call's stored payloads, and record that. Its records stay; they do not hold the values.
 
     \b
     ringfence audit erase call_0123456789abcdef0123
@@ -318,7 +318,7 @@ def prune(
     config_path: Path | None = common.ConfigOption,
     demo: bool = common.DemoOption,
 ) -> None:
-    """Remove the oldest records, on record and signed, so that the rest still verifies.
+    """Remove the oldest records. The removal is recorded and signed, so the rest still verifies.
 
     Calls that run, that wait for an approval or whose idempotency key is in force stay, and so do all records after
     them. With `gateway.retention: 90d` in a ringfence.yaml, `ringfence serve` does this every hour.

@@ -38,7 +38,9 @@ def doctor(
     classes: str | None = typer.Option(None, "--class", metavar="F,K", help=f"Only these classes: {_CLASSES}."),
     only: list[str] | None = typer.Option(None, "--case", metavar="ID", help="Only this case. May be repeated."),
     session: bool = typer.Option(
-        False, "--session", help="Try each case in a session, after a hostile step that left what it could."
+        False,
+        "--session",
+        help="Try each case in a session, after a hostile step that left behind as much as it could.",
     ),
     server: bool = typer.Option(
         False,
@@ -56,16 +58,16 @@ def doctor(
 
     A promise is kept if the program could not do what it tries, and if the facts report the attempt where they should.
     It counts only if the control succeeds: the same program outside of any box, as an unprivileged user in namespaces
-    of its own. What is impossible anyway proves nothing: it is n/a, with the reason. A slow machine breaks no promise:
-    a case that did not end in time is tried again, alone and with more time. Nothing of yours is touched: canaries,
-    listeners and victims are the doctor's own.
+    of its own. If the control fails too, the case proves nothing and is reported as n/a, with the reason. A slow
+    machine breaks no promise: a case that did not end in time is tried again, alone and with more time. Nothing of
+    yours is touched: canaries, listeners and victims are the doctor's own.
 
     Exit code 1 if a promise is broken, 125 if no box can be made here; what is missing is named.
 
     \b
     ringfence doctor                         all cases, as a table
-    ringfence doctor --session               the same as second programs of boxes that stay
-    ringfence doctor --server                the same as MCP servers in their boxes
+    ringfence doctor --session               the same, as the second program in a session
+    ringfence doctor --server                the same, as MCP servers in their boxes
     ringfence doctor --class K,N             the kernel's surface and the network
     ringfence doctor --case F01 --json       one case, for a program
     """

@@ -256,7 +256,7 @@ def _count_payloads(place: StatePlace, folder: Path) -> None:
 # ── Pruning ───────────────────────────────────────────────────────────────────────────────────────
 
 
-@state.command("prune")
+@state.command("prune", short_help="Remove what can be fetched again, and leftovers.")
 def prune(
     config_path: Path | None = common.ConfigOption,
     yes: bool = _YES,

@@ -79,7 +79,7 @@ def wrap(
     """Run a stdio MCP server in a box of its own. It sees only its own code and what you name.
 
     Stdin, stdout and stderr are passed through byte for byte. It has no network and none of your environment. The
-    interpreter, virtual environment or node_modules that the command needs are found from it and mounted read-only.
+    interpreter, virtual environment or node_modules that it needs are detected from the command and mounted read-only.
     What npx, uvx or pipx would fetch is fetched once, in a box that reaches its registry alone.
     Signals are passed on. The exit code is the server's, or 128+n if signal n killed it; Ringfence's own are: 2 wrong
     usage, 125 the box itself failed. If the server fails, stderr says what it seems to lack, with the option for it.

@@ -26,20 +26,20 @@ def group() -> None:
 
 
 box.command("create")(lifecycle.create)
-box.command("list")(lifecycle.list_)
-box.command("exec")(execute.exec_)
+box.command("list", short_help="List your boxes and their states.")(lifecycle.list_)
+box.command("exec", short_help="Run Python or a shell command in a box.")(execute.exec_)
 box.add_typer(files.files, name="files")
-box.command("pause")(lifecycle.pause)
+box.command("pause", short_help="Freeze a box until it is used or resumed.")(lifecycle.pause)
 box.command("resume")(lifecycle.resume)
-box.command("expose")(lifecycle.expose)
-box.command("snapshot")(lifecycle.snapshot)
-box.command("fork")(lifecycle.fork)
-box.command("rm")(lifecycle.rm)
-box.command("volume")(lifecycle.volume)
-box.command("shell")(shell.shell)
+box.command("expose", short_help="Forward a port of a box to this machine's loopback.")(lifecycle.expose)
+box.command("snapshot", short_help="Save the files of a box to start others from.")(lifecycle.snapshot)
+box.command("fork", short_help="Copy a box's files into new boxes.")(lifecycle.fork)
+box.command("rm", short_help="Remove boxes, snapshots or volumes.")(lifecycle.rm)
+box.command("volume", short_help="Create a volume, a folder that outlives boxes.")(lifecycle.volume)
+box.command("shell", short_help="Open a shell in a box.")(shell.shell)
 
 
-@box.command()
+@box.command(short_help="Serve one box as an MCP server on stdio.")
 def mcp(id: str = IdArgument, config_path: options.OwnConfig = None) -> None:
     """Serve one box as an MCP server on stdin and stdout: Python, shell, files and processes, in this box alone.
 

@@ -59,7 +59,7 @@ def ls(
         print(shared.files(found))
 
 
-@files.command()
+@files.command(short_help="Copy a file or folder out of a box.")
 def get(
     id: str = IdArgument,
     path: str = PathArgument,
@@ -98,7 +98,7 @@ async def _print(config_path: Path | None, id: str, path: str) -> None:
     sys.stdout.buffer.flush()
 
 
-@files.command()
+@files.command(short_help="Copy a local file or folder into a box.")
 def put(
     id: str = IdArgument,
     source: str = typer.Argument(..., metavar="SOURCE", help="A local file or folder; `-`: stdin."),

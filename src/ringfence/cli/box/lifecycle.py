@@ -31,11 +31,11 @@ _Idle = typer.Option(None, "--idle", min=0, metavar="S", help="Seconds without w
 _Env = typer.Option(None, "--env", metavar="K=V", help="A variable in the box. May be repeated.")
 _Snapshot = typer.Option(None, "--snapshot", metavar="REF", help="Start with the files of a snapshot.")
 _Volumes = typer.Option(
-    None, "--volume", metavar="NAME:AT[:ro]", help="A durable folder, beneath /workspace. May be repeated."
+    None, "--volume", metavar="NAME:AT[:ro]", help="A durable folder, under /workspace. May be repeated."
 )
-_Listen = typer.Option(False, "--listen", help="Let ports of its programs be shown; see `box expose`.")
+_Listen = typer.Option(False, "--listen", help="Allow its ports to be exposed; see `box expose`.")
 _Ports = typer.Option(
-    None, "--port", metavar="NAME=PORT", help="Likewise, and `expose` can show only these ports. May be repeated."
+    None, "--port", metavar="NAME=PORT", help="Allow only this port to be exposed, by name. May be repeated."
 )
 _Secrets = typer.Option(
     None, "--secret", metavar="NAME", help="A secret of the configuration that it may use. May be repeated."
@@ -74,8 +74,8 @@ def create(
 ) -> None:
     """Make a box that stays, and print its id.
 
-    It lives on when this command ends. --timeout holds for steps that name none. After --idle seconds without work it
-    is paused and uses no processor. At the end of its --lifetime, pauses not counted, it is removed.
+    It stays when this command ends. --timeout applies to steps without their own. After --idle seconds without work
+    it is paused and uses no processor. At the end of its --lifetime, pauses not counted, it is removed.
 
     \b
     ringfence box create
@@ -277,7 +277,7 @@ def fork(
     config_path: options.OwnConfig = None,
     as_json: options.PrintJson = False,
 ) -> None:
-    """Make boxes that start with the files of this one, which goes on, and print their ids, one on each line.
+    """Make boxes that start with the files of this one, which keeps running, and print their ids, one on each line.
 
     Each is made or fails by itself: errors are printed on stderr, and the exit code is 1.
 

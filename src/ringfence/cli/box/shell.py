@@ -53,7 +53,7 @@ def shell(
 
     It is one step of the box, on record as such. End it with `exit` or Ctrl-D; the box stays, and the exit code is the
     shell's. Sequences that would set the title or the clipboard of your terminal, or make it answer, are removed, and
-    the modes that programs set are taken back at the end.
+    the modes that programs set are reset at the end.
 
     \b
     ringfence box shell ID
