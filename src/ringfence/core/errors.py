@@ -37,7 +37,7 @@ class RingfenceError(Exception):
     reason_code: str = ""
     """One of `reasons.REASONS`; empty where the kind of error says it all."""
     nothing_begun: bool = False
-    """It is stated, by whoever can prove it, that nothing was begun of what was asked for. Not stated: unknown."""
+    """True only where the raiser can prove that nothing was begun; False means unknown."""
 
     @property
     def remedy(self) -> str | None:
@@ -174,8 +174,8 @@ class WorkProgress:
 
 @contextmanager
 def beginning(what: str, begun: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """What goes wrong in here unforeseen (no descriptors left, say) is Unavailable, for nothing has run;
-    once it has `begun`, it is OutcomeUnknown. A ValueError speaks of what was asked for, so it passes until then."""
+    """An unforeseen error in here (no descriptors left, for example) becomes Unavailable, because nothing has run;
+    once it has `begun`, OutcomeUnknown. A ValueError speaks of what was asked for, so it passes until then."""
     try:
         yield
     except RingfenceError as exc:

@@ -388,7 +388,7 @@ async def test_what_programs_go_by_cannot_itself_be_mounted_writable(backend: Pr
         tmp_path, {".vscode/tasks.json": "", ".git/hooks/x": "", ".claude/worktrees/w/main.py": "", ".cargo/config": ""}
     )
     for name in (".vscode", ".vscode/tasks.json", ".git/hooks", ".git/hooks/x", ".claude", ".cargo/config"):
-        with pytest.raises(ValueError, match=r"what programs of this host go by \(\.[a-z/]+\).*unsafe: REASON"):
+        with pytest.raises(ValueError, match=r"programs on this host act on \(\.[a-z/]+\).*unsafe: REASON"):
             await shell(backend, "true", Mount(str(tmp_path / name), "/x", "rw"))
         for mount in (Mount(str(tmp_path / name), "/x"), Mount(str(tmp_path / name), "/x", "rw", unsafe="a test")):
             mounting.check([mount], ())

@@ -134,7 +134,7 @@ def test_links_are_not_followed(folder: Path, tmp_path: Path) -> None:
 def test_the_next_folder_serves_where_one_cannot_be_made(folder: Path, held: list[Block], tmp_path: Path) -> None:
     held.append(take_block([tmp_path / "missing" / "run", folder]))
     assert (folder / "uids").exists()
-    with pytest.raises(Unavailable, match="no folder for the locks"):
+    with pytest.raises(Unavailable, match="no folder is available"):
         take_block([tmp_path / "missing" / "run"])
 
 
@@ -264,7 +264,7 @@ def test_another_process_takes_another_one(tmp_path: Path) -> None:
 def test_who_sees_folders_of_the_user_has_the_users_id(tmp_path: Path) -> None:
     found = mounting.Placed(str(tmp_path), "/data", writable=True, folder=True, identity=(0, 0, 0, 0))
     for baseline in (Baseline(mounts=(found,)), Baseline(image=found)):
-        with pytest.raises(Unavailable, match="folders of this user"):
+        with pytest.raises(Unavailable, match="this user's folders"):
             ids.take_subids(baseline, by_v1=False)
 
 

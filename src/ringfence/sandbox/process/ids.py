@@ -177,7 +177,7 @@ def open_locks(folders: Iterable[Path], name: str) -> int:
         finally:
             os.close(folder)
     why = problem.strerror if problem else "no folder was named"
-    raise Unavailable("uids", f"no folder for the locks of user ids can be had: {why}")
+    raise Unavailable("uids", f"no folder is available for the user id locks: {why}")
 
 
 def _open_folder(path: Path) -> int:
@@ -225,7 +225,7 @@ def take_subids(baseline: Baseline, *, by_v1: bool) -> Block:
     if kernel.prctl(_GET_NO_NEW_PRIVS):
         raise Unavailable("uids", "no_new_privs is set (NoNewPrivileges= in a unit), so newuidmap has no privileges")
     if baseline.uses_host_mounts or frozenset(baseline.trees) - frozenset(baseline.packages):
-        raise Unavailable("uids", "it is to see folders of this user as this user does")
+        raise Unavailable("uids", "it must see this user's folders with this user's permissions")
     if frozenset(baseline.without) - _LEFT_OUT:
         raise Unavailable("uids", "confinement steps are left out")
     if by_v1:

@@ -66,8 +66,8 @@ def check(mounts: Sequence[Mount], trees: Iterable[str]) -> None:
         _check_place(mount.at)
         if (name := guarded.is_itself(mount)) is not None:
             raise ValueError(
-                f"{mount.host} is, or is part of, what programs of this host go by ({name}), so that a box cannot be"
-                " let write to it; mount it ro, or give a reason (unsafe: REASON)"
+                f"{mount.host} is, or belongs to, something that programs on this host act on ({name}), so a box may"
+                " not write to it; mount it ro, or give a reason (unsafe: REASON)"
             )
         for other in (*mounts[:number], *mounts[number + 1 :]):
             if within(mount.at, other.at):

@@ -72,7 +72,7 @@ class SharedLock:
 
     @asynccontextmanager
     async def shared(self) -> AsyncIterator[bool]:
-        """Gives whether somebody had it alone meanwhile."""
+        """Yields whether an exclusive holder came in between."""
         before = self._turns
         async with self._entry:
             self._inside += 1

@@ -133,7 +133,7 @@ class _Forward:
         try:
             server = await shielded(self._opening)
         except OSError as error:
-            raise Unavailable("no_ports", f"no port of this host is to be had: {error}") from error
+            raise Unavailable("no_ports", f"no free port on this host: {error}") from error
         return int(server.sockets[0].getsockname()[1])
 
     async def _listen(self) -> asyncio.Server:

@@ -19,7 +19,7 @@ from ringfence.sandbox.process.seccomp import syscalls
 from ringfence.sandbox.process.zygote import confine, landlock, template
 
 _MAX_WORDS = 2 * MIB  # what the kernel takes with the usual size of a stack
-"""They go into a box in one message, and the kernel limits its length."""
+"""Arguments and environment go into a box in one message, and the kernel limits its length."""
 _WORKABLE_LIMITS = {
     "wall_seconds": (0.001, 10**8),
     "cpu_seconds": (0.001, 10**8),

@@ -27,12 +27,13 @@ _FEW_LOCKS = 1000
 _MOST_LOCKS = 5000
 """In one box: no honest program has as many."""
 _MOST_LISTED = 100_000
-"""So far the host's list is read. A box that hides behind as many locks of others needs twenty other boxes for it."""
+"""The most entries of the host's list that are read. A box that hides behind as many locks of others needs twenty
+other boxes for it."""
 _LOCKS_SECONDS = 0.2
 """How old the list may be: it is one for the whole host."""
 _PIECE_SECONDS = 0.02
-"""For so long the list is read at once: enough to find the locks of one box that has too many, unless the machine is
-busy."""
+"""The longest time one read of the list takes: enough to find the locks of one box that has too many, unless the
+machine is busy."""
 _BREATH = 3.0
 """For so many times as long as reading took, the list is not read again."""
 _WATCH_BYTES = 1024
