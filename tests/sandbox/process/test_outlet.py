@@ -466,6 +466,22 @@ async def test_what_set_up_code_does_is_in_the_facts_of_the_next_step(backend: P
             continue
         assert report.late is not None and report.late["denials"] == {"chroot": 1}
         assert [each["path"] for each in report.late["files"]] == [f"/workspace/output/{number // 2}"]
-        # What set-up code asks for while a session opens belongs to the call that opens it.
-        network = report.late.get("network", {"allowed": [], "bytes_out": 0})
-        assert sum(entry["count"] for entry in network["allowed"]) == number // 2
+        assert sum(entry["count"] for entry in report.late["network"]["allowed"]) == 1
+
+
+@pytest.mark.parametrize("first", ["setup", "command"])
+async def test_what_is_sent_before_the_first_step_is_told_by_that_step(backend: ProcessBackend, first: str) -> None:
+    async with answering(Server()) as outside:
+        asks = f"{ASK}ask('api.example', {outside.port})\n"
+        box = await backend.open(StaySpec(setup=asks if first == "setup" else ""), serve(OPEN))
+        try:
+            if first == "command":
+                # As commands of the background have it: what they did is told when somebody waits for them.
+                command = Command(("python3", "-c", asks), reported=False)
+                await (await box.command(command, lambda *_: None)).over()
+            interpreter = await box.interpreter()
+            told = [(await interpreter.run(Cell(b"1"), lambda *_: None, lambda _: None)).report for _ in range(2)]
+        finally:
+            await box.end()
+    assert told[0].late is not None and told[0].late["network"]["allowed"][0]["count"] == 1
+    assert told[1].late is None or "network" not in told[1].late

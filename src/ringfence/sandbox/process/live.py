@@ -97,10 +97,9 @@ class LiveBox:
         """Tasks of the box itself, which exist before any program runs in it."""
         self._tasks = TaskTable(box)
         self._last_step_end: _LastStepEnd | None = None
-        self._network_told: Mapping[str, Any] | None = None
-        """The `network` fact as it was when a step was last reported; None before there was any step. What comes after
-        that is late for the next step that is reported."""
-        self._any_reported = False
+        self._network_told: Mapping[str, Any] = {}
+        """The `network` fact as it was when a step was last reported. What comes after that, or before the first such
+        step, is late for the next one that is reported."""
         self._unreported = LateWork()
         """Work between steps that no report contains yet."""
         self._started_since: list[int] = []
@@ -238,7 +237,7 @@ class LiveBox:
             return
         now = self.outlet.facts()
         step.network_before = now
-        if self._network_told is not None and now != self._network_told:
+        if now != self._network_told:
             step.late.network = difference(self._network_told, now)
         if step.may_send and self.paused:
             self._may_send_again = True
@@ -400,8 +399,7 @@ class LiveBox:
         if self.outlet is None:
             return None
         now = self.outlet.facts()
-        self._any_reported = self._any_reported or step.reported
-        if step.reported or not self._any_reported:  # set-up code of a new session belongs to the call that opens it
+        if step.reported:
             self._network_told = now
         return difference(step.network_before, now)
 
