@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ringfence import AsyncSandbox, Execution, Limits, Sandbox, map_code, run_code
-from ringfence.core.errors import NotFound, Refused, Unavailable
+from ringfence.core.errors import NotFound, Refused
 from ringfence.sdk.charts import chart_of
 from ringfence.sdk.execution import CHART, ExecutionError
 from tests import gateways, tooling
@@ -173,10 +173,9 @@ def test_a_cell_of_javascript(cell: Any) -> None:
     assert wrong is not None and wrong.name == "SyntaxError"
 
 
-def test_without_node_javascript_is_refused_with_what_to_do(cell: Any) -> None:
-    with pytest.raises(Unavailable, match="install") as raised:
-        cell("1", language="javascript", envs={"PATH": "/nowhere"})
-    assert raised.value.reason_code == "no_program"
+def test_without_node_javascript_fails_and_stderr_says_why(cell: Any) -> None:
+    ran = cell("1", language="javascript", envs={"PATH": "/nowhere"})
+    assert ran.error is not None and "node: No such file" in "".join(ran.logs.stderr)
 
 
 def test_what_makes_no_sense_with_another_language_is_refused(sandbox: Sandbox) -> None:

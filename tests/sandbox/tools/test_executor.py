@@ -53,6 +53,14 @@ ENDINGS: dict[str, tuple[BoxReport, Status, str]] = {
 }
 
 
+async def test_a_program_that_ends_as_if_node_were_missing_keeps_its_facts() -> None:
+    seen = report(exit_status=127, stderr=b"node: ", planted=("/host/.envrc",))
+    answer = await answered(seen, arguments={"code": "1", "language": "javascript"})
+    assert (answer.status, answer.reason_code) == (Status.FAILED, "exit_status")
+    assert answer.ran is not None and answer.ran.report.planted == ("/host/.envrc",)
+    assert answer.result is not None and "Node.js" in answer.result["content"][-1]["text"]
+
+
 @pytest.mark.parametrize("case", ENDINGS)
 async def test_every_ending_has_its_status_and_reason(case: str) -> None:
     seen, status, code = ENDINGS[case]

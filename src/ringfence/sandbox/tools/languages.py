@@ -8,13 +8,17 @@ from __future__ import annotations
 import shlex
 
 from ringfence.core.box import BoxReport
-from ringfence.core.errors import Unavailable
+from ringfence.core.model import Json
 
 PYTHON = "python"
 LANGUAGES = (PYTHON, "bash", "javascript")
 _NOT_FOUND = 127
 _BASH = 'if command -v bash >/dev/null; then exec bash -c "$1" bash; fi; exec sh -c "$1" sh'
 _NODE = "node"
+_NO_NODE = (
+    "If there is no Node.js in the box, which JavaScript needs: install it under /usr of this machine "
+    "(apt-get install nodejs), or use a template or image that has it."
+)
 _JAVASCRIPT = """\
 const vm = require("node:vm"), util = require("node:util"), code = process.argv[1]
 Object.assign(globalThis, { require, module, exports })
@@ -49,10 +53,11 @@ def as_shell(language: str, code: str) -> str:
     return code if language == "bash" else f"{_NODE} -e {shlex.quote(code)}"
 
 
-def require_there(language: str, report: BoxReport) -> None:
-    """Raises Unavailable if there was no program for the language, so that nothing ran."""
+def add_hint(result: Json, language: str, report: BoxReport) -> None:
+    """Say what to do if there seems to be no program for the language.
+
+    A program can end in the same way, so this is advice beside its result, and takes nothing from what was seen of it.
+    """
     missing = report.ended == "exited" and report.exit_status == _NOT_FOUND
-    if language == PYTHON or not missing or not report.stderr.head.startswith(f"{_NODE}: ".encode()):
-        return
-    text = "JavaScript needs Node.js in the box, and there is none: install it under /usr of this machine"
-    raise Unavailable("no_program", f"{text} (apt-get install nodejs), or use a template or image that has it")
+    if language != PYTHON and missing and report.stderr.head.startswith(f"{_NODE}: ".encode()):
+        result["content"].append({"type": "text", "text": _NO_NODE})

@@ -134,8 +134,10 @@ async def execute_python(task: Task) -> Answer:
     if language != languages.PYTHON:
         command = request.command(task.grant, task.provision)
         step = await _run_step(task.keeper.command(task.owner, task.session, command, _listener(task)))
-        languages.require_there(language, step.cell.report)
-        return await _answer(task, step)
+        answer = await _answer(task, step)
+        if answer.result is not None:
+            languages.add_hint(answer.result, language, step.cell.report)
+        return answer
     shown = (task.attached.shown if task.open else None) or discard_value
     cell = request.cell(task.grant, task.provision.limits)
     step = await _run_step(task.keeper.run(task.owner, task.session, cell, _listener(task), shown))
@@ -204,7 +206,6 @@ async def in_fresh_box(
             seen = Answer(None, Status.KILLED, "cancelled", isolation=report.isolation or isolation, ran=ran)
             leave(exc, replace(seen, redactions=screen.rules, secrets=screen.secrets))
         raise
-    languages.require_there(request.language(call.arguments), report)
     report, unsearched = await screen.artifacts(screen.report(report), wanted.output)
     report = report if installed is None else replace(report, packages=installed.packages)
     status, code = results.judge(report)
@@ -220,6 +221,7 @@ async def in_fresh_box(
         return Answer(None, Status.FAILED, "input_changed", text, isolation, ran=ran)
     parts = results.read_by_a_model(results.of_run(report, wide=call.attached is not None), contract)
     fitted, result = results.fitting(parts, contract.result.max_bytes)
+    languages.add_hint(result, request.language(call.arguments), report)
     ran = ran if fitted.report is report else Ran(wanted.limits, fitted.report)
     return Answer(result, status, code, isolation=isolation, ran=ran)
 
