@@ -45,6 +45,11 @@ _TYPES = {
     "chart": CHART,
 }
 _FRAME = '<iframe sandbox="" style="width:100%;height:24em;border:0" srcdoc="{}"></iframe>'
+_LOADS_NOTHING = (
+    '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; font-src data:; '
+    "style-src 'unsafe-inline'\">"
+)
+"""Before what a box shows: a picture or a style sheet from elsewhere would carry data out of a box without a network."""
 
 
 _TRACEBACK = "Traceback (most recent call last):"
@@ -142,7 +147,7 @@ class Result:
         import html  # noqa: PLC0415 - only notebooks ask for it
 
         if self.html is not None:
-            return _FRAME.format(html.escape(self.html, quote=True))
+            return _FRAME.format(html.escape(_LOADS_NOTHING + self.html, quote=True))
         if self.svg is not None:
             return f'<img src="data:image/svg+xml;base64,{base64.b64encode(self.svg.encode()).decode()}">'
         return None

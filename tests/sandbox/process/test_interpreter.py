@@ -257,3 +257,10 @@ async def test_a_cell_that_is_cancelled_in_a_pause_can_react_after_it(
     with pytest.raises(asyncio.CancelledError):
         await running
     assert said(await run(interpreter, "x + 1")) == "42"
+
+
+async def test_a_cell_whose_interpreter_is_ended_from_outside_was_cancelled(box: LiveBox) -> None:
+    interpreter = await box.interpreter()
+    running, _ = await begun(interpreter, "import time\nprint('begun', flush=True)\ntime.sleep(600)")
+    await interpreter.end()
+    assert (await running).report.ended == "cancelled"

@@ -335,6 +335,8 @@ class Interpreter:
 
     async def end(self) -> None:
         if self.alive:
+            if self._running is not None:
+                self._running.end_as("cancelled")  # unless there is a reason already
             await self._kill()
 
     async def _kill(self) -> None:
