@@ -49,7 +49,7 @@ _LOADS_NOTHING = (
     '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; font-src data:; '
     "style-src 'unsafe-inline'\">"
 )
-"""Before what a box shows: a picture or a style sheet from elsewhere would carry data out of a box without a network."""
+"""Before what a box shows: a picture or a style sheet from elsewhere would carry data out of a box without network."""
 
 
 _TRACEBACK = "Traceback (most recent call last):"

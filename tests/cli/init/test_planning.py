@@ -49,6 +49,26 @@ def test_a_folder_with_credentials_is_not_mounted(path: str) -> None:
     assert any("unsafe: REASON" in remark for remark in plan.remarks)
 
 
+def test_a_link_of_a_project_that_leads_out_of_it_is_not_mounted(tmp_path: Path) -> None:
+    private, project = tmp_path / "private", tmp_path / "project"
+    (project / "inside").mkdir(parents=True)
+    private.mkdir()
+    (project / "docs").symlink_to(private)
+    (project / "near").symlink_to("inside")
+    for given in (
+        {"args": ["./docs"]},
+        {"args": [str(project / "docs")]},
+        {"cwd": "./docs"},
+    ):
+        plan = one({"command": "server", **given}, project)
+        assert not plan.keys.get("mounts"), given
+        assert any(f"leads from there to {private}" in remark for remark in plan.remarks)
+    bound = one({"command": "docker", "args": ["run", "-v", "./docs:/data", "image"]}, project)
+    assert not bound.keys.get("mounts")
+    near = one({"command": "server", "args": ["./near"]}, project)
+    assert near.keys["mounts"] == [{"host": str(project / "inside"), "at": str(project / "near"), "mode": "ro"}]
+
+
 def test_names_become_names_of_ours() -> None:
     plans = planned({name: {"command": "x"} for name in ("my server", "my/server", "ringfence", "ключ")}).plans()
     assert [plan.name for plan in plans] == ["my_server", "my_server_2", "ringfence_2", "server"]

@@ -214,10 +214,10 @@ class Planner:
                 continue
             if not _exists(host):
                 plan.remarks.append(f"{bound.host} is not mounted: it is not there.")
-            elif (why := _withheld(host)) is not None:
-                plan.remarks.append(_withheld_text(host, why))
+            elif (why := self._withheld(host)) is not None:
+                plan.remarks.append(why)
             else:
-                mounts.append({"host": host, "at": at, "mode": "ro"})
+                mounts.append({"host": os.path.realpath(host), "at": at, "mode": "ro"})
                 if bound.writable:
                     plan.remarks.append(f"{at} is mounted read-only; `mode: rw` lets it write there.")
         if mounts:
@@ -254,10 +254,19 @@ class Planner:
             if any(within(value, folder) for folder in shown):
                 continue
             seen.add(value)
-            if (why := _withheld(value)) is not None:
-                plan.remarks.append(_withheld_text(value, why))
+            if (why := self._withheld(value)) is not None:
+                plan.remarks.append(why)
                 continue
-            yield {"host": value, "at": os.path.normpath(value), "mode": "ro"}
+            # Where links lead now is what the person sees and accepts, and no later change of a link changes it.
+            yield {"host": os.path.realpath(value), "at": os.path.normpath(value), "mode": "ro"}
+
+    def _withheld(self, path: str) -> str | None:
+        """Why a path must not be mounted unasked."""
+        if (real := _leads_out(path, self._base())) is not None:
+            return f"{path} is not mounted: a link leads from there to {real}. If you want that, name it under mounts:."
+        why = _holds(path)
+        rest = "Name what it needs of it under mounts:, or mount it with `unsafe: REASON`."
+        return None if why is None else f"{path} is not mounted: it holds {why}. {rest}"
 
     # ── Environment and headers ──
 
@@ -348,7 +357,14 @@ def _shown_anyway(plan: ServerPlan) -> list[str]:
     return [*found.trees, *found.files]
 
 
-def _withheld(path: str) -> str | None:
+def _leads_out(path: str, project: Path) -> str | None:
+    """Where a path really is, if it is in the project by its name alone: whoever made the project chose its links."""
+    real = os.path.realpath(path)
+    named_inside = within(os.path.normpath(path), str(project))
+    return real if named_inside and not within(real, os.path.realpath(project)) else None
+
+
+def _holds(path: str) -> str | None:
     """What is at a path that must not be mounted unasked."""
     real = os.path.realpath(path)
     if real == "/":
@@ -371,11 +387,6 @@ def _sockets(folder: str) -> str | None:
         if looked > _MOST_LOOKED_AT:
             break
     return None
-
-
-def _withheld_text(path: str, why: str) -> str:
-    rest = "Name what it needs of it under mounts:, or mount it with `unsafe: REASON`."
-    return f"{path} is not mounted: it holds {why}. {rest}"
 
 
 def _exists(path: str) -> bool:
