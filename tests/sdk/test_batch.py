@@ -252,6 +252,19 @@ async def test_wrong_usage_is_told_before_anything_runs(
     assert len(gateways.records(state)) == before
 
 
+def test_a_folder_of_output_that_is_a_link_is_refused_before_anything_runs(tmp_path: Path, state: Path) -> None:
+    """The caller names the folder above; who could write there chose where the link leads."""
+    out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
+    out.mkdir()
+    elsewhere.mkdir()
+    (out / "1").symlink_to(elsewhere)
+    program = "open('/workspace/output/a', 'w').write('x')"
+    with pytest.raises(ValueError, match=r"programs\[1\]: output: .* is a link; remove it, or name another folder"):
+        map_code([program, program], output=out)
+    assert list(elsewhere.iterdir()) == []
+    assert not (out / "0").exists()
+
+
 def test_where_nothing_can_run_at_all_the_batch_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert map_code([]) == []
     with pytest.raises(Unavailable, match="docker is not built yet"):

@@ -124,7 +124,10 @@ def _both(index: int, options: OnceOptions, own: OnceOptions) -> OnceOptions:
             both[name] = {**cast(Any, options)[name], **cast(Any, own)[name]}
     output = options.get("output")
     if output is not None and "output" not in own:
-        both["output"] = Path(output) / str(index)
+        place = Path(output) / str(index)
+        if place.is_symlink():  # the caller named only the folder above
+            raise ValueError(f"output: {place} is a link; remove it, or name another folder")
+        both["output"] = place
     return cast(OnceOptions, both)
 
 
