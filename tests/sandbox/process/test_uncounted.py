@@ -149,6 +149,21 @@ def test_instances_of_epoll_that_are_gone_are_given_back() -> None:
     assert emptied.watch() and emptied.watchers == 1
 
 
+def test_filters_that_are_gone_are_given_back() -> None:
+    account = Account(0)
+    assert all(account.filter() for _ in range(uncounted.MOST_FILTERS))
+    assert not account.filter()
+    emptied = Account(0, lambda: setattr(emptied, "filters", 0))
+    emptied.filters = uncounted.MOST_FILTERS
+    assert emptied.filter() and emptied.filters == 1
+
+
+def test_filters_of_a_process_are_those_beyond_ours() -> None:
+    """A process with as many as we have, or one more, which is its box's, has none of its own."""
+    assert uncounted.filters((SELF,)) == 0
+    assert uncounted.filters((1 << 22,)) == 0, "it is gone"
+
+
 @pytest.mark.parametrize(
     ("soft", "hard", "given", "sends", "raised"),
     [

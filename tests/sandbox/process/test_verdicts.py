@@ -64,6 +64,9 @@ def test_a_program_may_confine_itself_further() -> None:
     assert {POLICY[name] for name in POLICY if name.startswith("landlock_")} == {ALLOW}
     seccomp, prctl = POLICY["seccomp"], POLICY["prctl"]
     assert isinstance(seccomp, ArgRule) and isinstance(prctl, ArgRule)
-    set_mode_filter, pr_set_seccomp, pr_set_no_new_privs = 1, 22, 38
-    assert seccomp.judge((set_mode_filter, 0, 0, 0, 0, 0)) == ALLOW
-    assert {prctl.judge((option, 2, 0, 0, 0, 0)) for option in (pr_set_seccomp, pr_set_no_new_privs)} == {ALLOW}
+    set_mode_filter, pr_set_seccomp, pr_set_no_new_privs, tsync = 1, 22, 38, 1
+    assert prctl.judge((pr_set_no_new_privs, 1, 0, 0, 0, 0)) == ALLOW
+    assert prctl.judge((pr_set_seccomp, 1, 0, 0, 0, 0)) == seccomp.judge((0, 0, 0, 0, 0, 0)) == ALLOW, "strict mode"
+    # Filters are counted.
+    assert {seccomp.judge((set_mode_filter, flags, 0, 0, 0, 0)).action for flags in (0, tsync)} == {"notify"}
+    assert prctl.judge((pr_set_seccomp, 2, 0, 0, 0, 0)).action == "notify"

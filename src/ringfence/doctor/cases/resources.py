@@ -140,6 +140,29 @@ WATCHES = (
         say(held == 64, f"held {held}")
         """,
     ),
+    Case(
+        "G62",
+        "take memory for machine code that the host has little of, with filters for system calls of its own",
+        "ENOMEM after a few",
+        """
+        filter_of_one = buffer(8, (6).to_bytes(2, "little") + bytes(2) + (0x7FFF0000).to_bytes(4, "little"))
+        program = buffer(16, (1).to_bytes(8, "little") + ctypes.addressof(filter_of_one).to_bytes(8, "little"))
+        ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)
+        ways = (
+            lambda: call("seccomp", 1, 0, program),
+            lambda: call("prctl", 22, 2, program, 0, 0),
+        )
+        held = 0
+        try:
+            while held < 64:
+                ways[held % 2]()
+                held += 1
+        except OSError as exc:
+            say(False, f"{word(exc)} after {held}")
+        else:
+            say(True, f"installed {held}")
+        """,
+    ),
 )
 
 

@@ -131,11 +131,14 @@ def descendants(*pids: int) -> Iterator[int]:
 
 
 def reclaim(box: Box) -> None:
-    """Let a box share memory anew, once none of its processes has any left of what was granted; likewise for epoll."""
+    """Let a box share memory anew, once none of its processes has any left of what was granted; likewise for epoll
+    and for filters."""
     if box.account.taken and not _any_shared(box):
         box.account.taken = 0
     if box.account.watchers >= uncounted.MOST_WATCHERS:
         box.account.watchers = sum(1 for _ in uncounted.instances(_inside(box)))
+    if box.account.filters >= uncounted.MOST_FILTERS:
+        box.account.filters = uncounted.filters(_inside(box))
 
 
 def _any_shared(box: Box) -> bool:

@@ -41,6 +41,8 @@ _WATCH_BYTES = 1024
 _FEW_WATCHERS = 8
 MOST_WATCHERS = 256
 """Epoll instances of one box, where nothing else limits what they hold."""
+MOST_FILTERS = 32
+"""Filters for system calls that the programs of one box have installed at the same time."""
 _READ_BYTES = 1 << 18
 _REST = 20.0
 """For so many times as long as a count took, there is no other."""
@@ -209,6 +211,23 @@ def _empty_one() -> list[bytes]:
     """The fdinfo of an epoll instance that watches nothing: they all have the same inode."""
     with select.epoll() as own:
         return _essence(Path(f"/proc/self/fdinfo/{own.fileno()}").read_bytes())
+
+
+def filters(pids: Iterable[int]) -> int:
+    """How many filters for system calls these processes have installed. Each task counts for itself, since nothing tells
+    which filters it shares with others: there are at most so many."""
+    count = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for task in os.listdir(f"/proc/{pid}/task"):
+                with contextlib.suppress(OSError):
+                    count += max(0, _filters_of(f"{pid}/task/{task}") - _filters_of("self") - 1)
+    return count
+
+
+def _filters_of(task: str) -> int:
+    """Boxes begin with those of the supervisor and one more."""
+    return int(Path(f"/proc/{task}/status").read_bytes().partition(b"\nSeccomp_filters:")[2].split(None, 1)[0])
 
 
 @cache

@@ -1,7 +1,7 @@
 """Answers the system calls that the kernel asks the supervisor about (seccomp user notifications).
 
-It counts and refuses them, unless a program wants to share memory within its limit, to map a file, or to wait for
-descriptors with one more epoll.
+It counts and refuses them, unless a program wants to share memory within its limit, to map a file, to wait for
+descriptors with one more epoll, or to install one of few filters of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import struct
 import time
 from collections.abc import Callable
 
-from ringfence.sandbox.process.limits.uncounted import MOST_WATCHERS
+from ringfence.sandbox.process.limits.uncounted import MOST_FILTERS, MOST_WATCHERS
 from ringfence.sandbox.process.seccomp import filter, verdicts
 
 _RECEIVE = 0xC0502100  # _IOWR('!', 0, struct seccomp_notif)
@@ -26,6 +26,8 @@ MAX_DENIALS = 20_000
 _AT_ONCE = 64
 _GRANTED_A_SECOND = 1000
 """Beyond that the box waits: each costs us a moment too, of processor time that is not the box's."""
+_OF_A_FILTER = _GRANTED_A_SECOND // 50
+"""So many times as much as another question, since the kernel compiles each, and frees it in a queue of the host's."""
 _ANONYMOUS = 0x20
 _LONG = 0.05
 """Seconds: after a look at a whole box that took longer, other boxes come first."""
@@ -43,7 +45,7 @@ class Account:
     """
 
     def __init__(self, most: int, reclaim: Callable[[], object] = lambda: None) -> None:
-        """`reclaim` lowers `taken` and `watchers` where less is left."""
+        """`reclaim` lowers `taken`, `watchers` and `filters` where less is left."""
         self._most = most
         self._reclaim_now = reclaim
         self._next = float("-inf")
@@ -51,6 +53,8 @@ class Account:
         self.refused = False
         self.watchers = 0
         """The largest possible number of epoll instances."""
+        self.filters = 0
+        """The largest possible number of filters that programs installed and that are left."""
         self.file_mappings = 0
         """How often memory was shared with a file, in a box that stays."""
         self._since = 0.0
@@ -75,13 +79,13 @@ class Account:
             if took > _LONG:
                 self._next = began + took * (1 + _BREATH)
 
-    def grant(self) -> None:
-        """Count a question that was granted."""
+    def grant(self, questions: int = 1) -> None:
+        """Count questions that were granted."""
         now = time.monotonic()
         if now - self._since >= 1:
             self._since = now
             self._granted = 0
-        self._granted += 1
+        self._granted += questions
 
     @property
     def pause(self) -> float:
@@ -97,6 +101,15 @@ class Account:
         if self.watchers >= MOST_WATCHERS:
             return False
         self.watchers += 1
+        return True
+
+    def filter(self) -> bool:
+        """Whether a program may install one more filter."""
+        if self.filters >= MOST_FILTERS:
+            self._reclaim()
+        if self.filters >= MOST_FILTERS:
+            return False
+        self.filters += 1
         return True
 
 
@@ -134,6 +147,7 @@ class Denials:
             name = filter.name_of(_MACHINE, number)
             error = errno.EPERM
             goes_on = 0
+            questions = 1
             if name == "mmap":
                 # Its arguments are in registers, so the kernel continues with exactly these.
                 _, size, _, flags, _, _ = struct.unpack_from("=6Q", question, 32)
@@ -143,11 +157,14 @@ class Denials:
                 error, goes_on = (0, _CONTINUE) if fits else (errno.ENOMEM, 0)
             elif name in verdicts.WATCHERS:
                 error, goes_on = (0, _CONTINUE) if self._account.watch() else (errno.EMFILE, 0)
+            elif verdicts.FILTERS.get(name) == struct.unpack_from("=I", question, 32)[0]:
+                error, goes_on = (0, _CONTINUE) if self._account.filter() else (errno.ENOMEM, 0)
+                questions = _OF_A_FILTER
             if goes_on:
-                self._account.grant()
+                self._account.grant(questions)
             else:
                 self.total += 1
-            if error in (errno.EPERM, errno.EACCES):
+            if error in (errno.EPERM, errno.EACCES) or (error and name in verdicts.FILTERS):
                 counted = self.late if self.is_late(caller) else self.by_name
                 counted[name] = counted.get(name, 0) + 1
             with contextlib.suppress(OSError):  # the caller is gone

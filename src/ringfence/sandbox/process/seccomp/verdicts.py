@@ -32,6 +32,10 @@ ENOSYS = Ruling("errno", errno.ENOSYS)
 EPERM = Ruling("errno", errno.EPERM)
 EINVAL = Ruling("errno", errno.EINVAL)
 DONE = Ruling("errno", 0)
+OWN_FILTER = Ruling("notify", errno.ENOMEM)
+"""A program's own filter for system calls. Its machine code is memory that no control group counts and that the host has
+little of, and kernels to 6.18 at least stand still for good when very many filters are freed at once. So the supervisor
+bounds their number in a box."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +248,7 @@ _PRCTLS = (
     *(1, 2, 3, 4),  # PR_{SET,GET}_PDEATHSIG, PR_{GET,SET}_DUMPABLE
     *(7, 8),  # PR_{GET,SET}_KEEPCAPS
     *(15, 16),  # PR_{SET,GET}_NAME
-    *(21, 22),  # PR_{GET,SET}_SECCOMP: can only confine further
+    *(21, 22),  # PR_{GET,SET}_SECCOMP: strict mode; a filter is asked for above
     *(23, 25, 27),  # PR_CAPBSET_READ, PR_GET_TSC, PR_GET_SECUREBITS
     *(29, 30),  # PR_{SET,GET}_TIMERSLACK
     34,  # PR_MCE_KILL_GET
@@ -263,6 +267,7 @@ _PRCTLS = (
     0x41555856,  # PR_GET_AUXV
     0x53564D41,  # PR_SET_VMA: names of mappings
 )
+_PR_SET_SECCOMP = 22
 _PR_SET_MM = 35
 _PR_SCHED_CORE = 62
 _PR_SET_PTRACER = 0x59616D61
@@ -315,14 +320,18 @@ _CHECKED = {
         Ruling("errno", errno.ENOTTY),
     ),
     "prctl": ArgRule(
-        (ArgCase((Arg(0, _PRCTLS),), ALLOW), ArgCase((Arg(0, (_PR_SET_MM, _PR_SCHED_CORE, _PR_SET_PTRACER)),), NOTIFY)),
+        (
+            ArgCase((Arg(0, (_PR_SET_SECCOMP,)), Arg(1, (2,))), OWN_FILTER),
+            ArgCase((Arg(0, _PRCTLS),), ALLOW),
+            ArgCase((Arg(0, (_PR_SET_MM, _PR_SCHED_CORE, _PR_SET_PTRACER)),), NOTIFY),
+        ),
         EINVAL,
     ),
     "arch_prctl": _only(0, _ARCH_PRCTLS, EINVAL),
     # Strict mode, a filter with SECCOMP_FILTER_FLAG_TSYNC and …_TSYNC_ESRCH at most, and what is there to know: no
     # listener beside ours, and no flag that makes every refusal a line in the host's log.
     "seccomp": ArgRule(
-        (ArgCase((Arg(0, (0, 2, 3)),), ALLOW), ArgCase((Arg(0, (1,)), Arg(1, (0,), WORD ^ 0x11)), ALLOW)), EINVAL
+        (ArgCase((Arg(0, (0, 2, 3)),), ALLOW), ArgCase((Arg(0, (1,)), Arg(1, (0,), WORD ^ 0x11)), OWN_FILTER)), EINVAL
     ),
     # Asking, and the plain one: no fixed addresses, no readable memory that is executable unasked.
     "personality": _only(0, (0, WORD), NOTIFY),
@@ -368,6 +377,9 @@ SHARED_WITH_A_FILE = ArgCase((Arg(3, (0x01, 0x03), 0x2F),), Ruling("notify"))
 written there leaves no trace in the times of the file."""
 
 WATCHERS = ("epoll_create", "epoll_create1")
+
+FILTERS = {"seccomp": 1, "prctl": _PR_SET_SECCOMP}
+"""The calls that may install a filter, and their first argument where they do."""
 
 UNCOUNTED: Mapping[str, Ruling | ArgRule] = MappingProxyType(
     {
