@@ -416,3 +416,42 @@ def test_a_pattern_that_is_more_than_its_text_allows_is_not_tried() -> None:
     assert keys.problem({"a" * 100_000: 1}, "it") == "it: too much work to check against this schema"
     plain = Schema({"type": "object", "properties": {"x": {"pattern": "^.{1,1000}$"}, "y": {"pattern": "^[a-z ]*$"}}})
     assert plain.problem({"x": "b" * 1000, "y": "word " * 100_000}, "it") is None
+
+
+LONG = 10**300
+UNIQUE = {"type": "array", "uniqueItems": True}
+NUMBERS_THAT_TAKE_LONG = {
+    "alike to a float": (UNIQUE, [2**63 + count for count in range(1000)]),
+    "long, and alike": (UNIQUE, [LONG + count for count in range(1000)]),
+    "beyond floats": (UNIQUE, [LONG * LONG + count for count in range(1000)]),
+    "in objects": (UNIQUE, [{"a": LONG + count % 30, "b": LONG + count // 30} for count in range(900)]),
+    "of a wrong type": ({**UNIQUE, "items": {"type": "string"}}, [LONG + count for count in range(1000)]),
+    "multiples of little": ({"items": {"multipleOf": 0.01}}, [1e308 / 3] * 30_000),
+    "multiples of nothing": ({"items": {"multipleOf": 1e-300}}, [5.5] * 30_000),
+    "compared": ({"items": {"minimum": 7, "maximum": 8}}, [LONG] * 30_000),
+}
+
+
+@pytest.mark.parametrize(("schema", "value"), NUMBERS_THAT_TAKE_LONG.values(), ids=NUMBERS_THAT_TAKE_LONG)
+def test_numbers_that_the_validator_is_slow_with_are_bounded(schema: Any, value: Any) -> None:
+    assert Schema(schema).problem(value, "list") == "list: too much work to check against this schema"
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        (UNIQUE, [(1 << 60) + count * 4_096_000 for count in range(20_000)]),
+        (UNIQUE, [count / 7 for count in range(20_000)]),
+        (UNIQUE, [f"id-{count}" for count in range(20_000)]),
+        ({"items": {"minimum": 0}}, [(1 << 62) + count for count in range(20_000)]),
+        ({"items": {"multipleOf": 0.01}}, [0.25 * count for count in range(20_000)]),
+    ],
+)
+def test_many_ordinary_numbers_are_checked(schema: Any, value: Any) -> None:
+    assert Schema(schema).problem(value, "list") is None
+
+
+def test_errors_that_name_long_options_are_few() -> None:
+    schema = Schema({"items": {"enum": [10**600 - count for count in range(90)]}})
+    problem = schema.problem([10**600 + 1 + count for count in range(3000)], "list")
+    assert problem is not None and problem.startswith("list[0]: ") and "; " not in problem

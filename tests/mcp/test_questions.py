@@ -213,6 +213,33 @@ async def test_each_client_gets_its_own_question(served: Gateway, upstream: str,
         assert not [other for other in others if other in results[name]]
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b'"action": "accept"', b'"action": "decline", "action": "accept"'),
+        (b'"answer": "x"', b'"answer": "x\xff"'),
+        (b'"answer": "x"', b'"answer": NaN'),
+        (b'"answer": "x"', b'"answer": ' + b"[" * 80 + b"]" * 80),
+    ],
+    ids=["key twice", "no UTF-8", "not a number", "depth"],
+)
+def test_answers_in_a_request_that_is_at_fault_are_not_given(served: Gateway, before: bytes, after: bytes) -> None:
+    with RawHttp(served) as raw:
+        first = gateway.modern(gateway.call("handshake-free-ask", {"message": "One?"}), {"elicitation": {}})
+        headers = gateway.modern_headers(first)
+
+        def send(message: bytes) -> JSON:
+            return gateway.read_answer(raw.http.post(served.url, content=message, headers=headers))["result"]
+
+        state = send(json.dumps(first).encode())["requestState"]
+        answers = {"question": {"action": "accept", "content": {"answer": "x"}}}
+        again = {**first, "params": {**first["params"], "inputResponses": answers, "requestState": state}}
+        whole = json.dumps(again).encode()
+        refused = about(send(whole.replace(before, after)))
+        assert (refused["status"], refused["reason_code"]) == ("validation_failure", "bad_request")
+        assert about(send(whole))["status"] == "success", "the call still waits for its answer"
+
+
 def test_answers_to_another_principals_state_are_refused(served: Gateway) -> None:
     """A handle is good for its own request alone, once."""
     with RawHttp(served) as raw:

@@ -7,6 +7,8 @@ checking against it are bounded; what exceeds that is unusable, and the tool beh
 from __future__ import annotations
 
 import re
+import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import islice
@@ -28,6 +30,8 @@ _MOST_STEPS_TO_EXPLAIN = 4_000
 _MOST_WORK_TO_EXPLAIN = 100_000
 """In values that are copied, which takes a third of a microsecond each."""
 _WORK_OF_AN_ERROR = 25
+_WORK_OF_A_WORD = 6
+"""64 bits of a long number that is written out."""
 _CHARACTERS_A_VALUE = 1_000
 _FEW_REFERENCES = 24
 """There are at most 3^(24/3) ways through so few: they can be followed to the end when the schema is read."""
@@ -38,6 +42,11 @@ _CHEAP = 2_000_000_000
 _CHEAP_PATTERNS = 20_000_000
 """States of a pattern, its repetitions written out, times characters: what a second is enough for at the worst."""
 _STATES_A_STEP = 100
+_MOST_WORK_WITH_NUMBERS = 300_000
+"""In microseconds."""
+_WORK_OF_A_PAIR = 6
+"""Of numbers in a list without repetitions that are one number to a float, by which the validator looks them up."""
+_WORK_OF_A_LONG_NUMBER = 40
 _SHOWN = 5
 
 _DRAFTS: Mapping[str, Any] = {
@@ -56,6 +65,7 @@ _IN_PLACE_NAMED = ("dependentSchemas", "dependencies")
 _REQUIRED_BY = ("dependentRequired", "dependencies")
 _EACH_VALUE = ("additionalProperties", "unevaluatedProperties", "propertyNames")
 _EACH_ITEM = ("items", "additionalItems", "unevaluatedItems", "contains")
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 
 
 class Unusable(Exception):
@@ -78,6 +88,7 @@ class Schema:
         self._reference_count = len(survey.references)
         self._alternatives = survey.alternatives
         self._options = survey.options
+        self._numbers = _Numbers(survey.unique, survey.bounds, survey.finest)
         self._weight = size * _repetition(root, self._references, survey)
         compiling = _compiling(root)
         self._patterns = max(map(_states, _patterns(root)), default=0)
@@ -107,6 +118,8 @@ class Schema:
             return f"{name}: not plain JSON"
 
     def _affordable(self, value: Any, size: int) -> bool:
+        if self._numbers.work(value) > _MOST_WORK_WITH_NUMBERS:
+            return False
         if self._patterns * size > _CHEAP_PATTERNS and not self._within(value, _MOST_STEPS):
             return False
         if self._reference_count > _FEW_REFERENCES or self._options > _FEW_OPTIONS:
@@ -128,9 +141,12 @@ class Schema:
     def _explainable(self, value: Any) -> bool:
         """Whether all errors may be made: each of them holds a copy of that part of the value which it is about."""
         weights: dict[int, int] = {}
+        listed: dict[int, int] = {}
         work = _weigh(value, weights, _MOST_WORK_TO_EXPLAIN)
         for node, item in self._visits(value) if work <= _MOST_WORK_TO_EXPLAIN else ():
-            work += (weights[id(item)] + _WORK_OF_AN_ERROR) * (1 + _missing(node, item))
+            if id(node) not in listed:
+                listed[id(node)] = _listed(node)
+            work += (weights[id(item)] + _WORK_OF_AN_ERROR) * (1 + _missing(node, item)) + listed[id(node)]
             if work > _MOST_WORK_TO_EXPLAIN:
                 break
         return work <= _MOST_WORK_TO_EXPLAIN
@@ -173,6 +189,50 @@ class Schema:
                 stack.extend(_items(node, item))
 
 
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """What a schema asks of numbers that can take the validator long."""
+
+    unique: bool
+    """It has lists without repetitions."""
+    bounds: int
+    """So many keywords compare a number with theirs."""
+    finest: float
+    """The smallest `multipleOf`."""
+
+    def work(self, value: Any) -> int:
+        """In microseconds, at the most."""
+        if not (self.unique or self.bounds):
+            return 0
+        alike: Counter[float] = Counter()
+        long = 0
+        for number in _numbers(value):
+            size = abs(number)
+            if isinstance(number, int):
+                if size >= 1 << 53:
+                    alike[float(number) if size < _TOO_LARGE else float("inf")] += 1
+                long += size >= 1 << 64
+            else:
+                long += size > self.finest * 2**53
+        pairs = sum(count * count for count in alike.values()) if self.unique else 0
+        return pairs * _WORK_OF_A_PAIR + long * self.bounds * _WORK_OF_A_LONG_NUMBER
+
+
+_TOO_LARGE = int(sys.float_info.max)
+
+
+def _numbers(value: Any) -> Iterator[int | float]:
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, dict):
+            stack.extend(item.values())
+        elif isinstance(item, list):
+            stack.extend(item)
+        elif isinstance(item, int | float) and not isinstance(item, bool):
+            yield item
+
+
 def _weigh(value: Any, weights: dict[int, int], most: int) -> int:
     """How many values there are in this one, long texts counted as several; for all that are in it, too, unless there
     are more than `most`. Its depth is bounded."""
@@ -187,6 +247,15 @@ def _weigh(value: Any, weights: dict[int, int], most: int) -> int:
             weight += _weigh(item, weights, most - weight)
     weights[id(value)] = weight
     return weight
+
+
+def _listed(node: Any) -> int:
+    """What it takes to write out the options that an error names, long numbers above all."""
+    options = node.get("enum") if isinstance(node, dict) else None
+    if not isinstance(options, list):
+        return 0
+    longs = sum(number.bit_length() >> 6 for number in _numbers(options) if isinstance(number, int))
+    return len(options) + longs * _WORK_OF_A_WORD
 
 
 def _missing(node: Any, item: Any) -> int:
@@ -281,6 +350,10 @@ def _options(node: Mapping[str, Any]) -> int:
     return sum(isinstance(option, dict | list) for option in options) if isinstance(options, list) else 0
 
 
+def _fineness(multiple: Any) -> float:
+    return float(multiple) if isinstance(multiple, int | float) and 0 < multiple < 1 else 1.0
+
+
 @dataclass(slots=True)
 class _Survey:
     draft: Any
@@ -290,6 +363,9 @@ class _Survey:
     """Which objects were looked at, by their identity."""
     options: int = 0
     alternatives: bool = False
+    unique: bool = False
+    bounds: int = 0
+    finest: float = 1.0
 
 
 def _survey(root: Any) -> _Survey:
@@ -299,6 +375,9 @@ def _survey(root: Any) -> _Survey:
         found.nodes.add(id(node))
         found.options += _options(node)
         found.alternatives = found.alternatives or "anyOf" in node or "oneOf" in node
+        found.unique = found.unique or node.get("uniqueItems") is True
+        found.bounds += sum(name in node for name in _BOUNDS)
+        found.finest = min(found.finest, _fineness(node.get("multipleOf")))
         draft = node.get("$schema")
         if isinstance(draft, str):
             if draft.rstrip("#") not in _DRAFTS:

@@ -267,7 +267,9 @@ class McpFront:
         capabilities = asked.capabilities
         level = results.meta_of(asked.params).get(LOG_LEVEL_KEY)
         state = asked.params.get("requestState")
-        if state is None and not any(q in capabilities for q in _QUESTIONS):
+        # Of a request that is at fault nothing is acted upon: it is refused as a call of its own, and the one that it
+        # would go on with waits.
+        if call.fault is not None or (state is None and not any(q in capabilities for q in _QUESTIONS)):
             return await self._pipeline.handle(call, ClientChannel(inbound.outbound, capabilities, level))
         channel = PausableChannel(capabilities)
         channel.outbound = inbound.outbound
