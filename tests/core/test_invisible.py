@@ -168,3 +168,22 @@ def test_strings_that_never_end_cost_no_more_than_their_length(opener: str) -> N
     clean, gone = invisible.without_controls(opener * 300_000 + "z")
     assert clean.isprintable() and gone >= 300_000
     assert invisible.without_controls(f"a\x9db{opener}c\x07d")[0].endswith("d")
+
+
+@given(
+    st.lists(
+        st.sampled_from("a \n\x00é\u0301\u0323\u200b가\u11a8\u1161\u1100\ufdfa\u09be\u0344ﾊﾟ\u3099\u2026"), min_size=200
+    )
+)
+def test_a_long_text_is_folded_piece_by_piece(characters: list[str]) -> None:
+    text = "".join(characters)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(invisible, "_PIECE", 64)
+        assert len(list(invisible._pieces(text))) > 2
+        assert invisible.folded(text) == invisible._folded(text)
+
+
+def test_no_more_is_folded_than_is_asked_for() -> None:
+    assert invisible.folded("\ufdfa" * 100, 1800) == unicodedata.normalize("NFKC", "\ufdfa") * 100
+    with pytest.raises(ValueError, match="more than 1799 characters"):
+        invisible.folded("\ufdfa" * 100, 1799)

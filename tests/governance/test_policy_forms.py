@@ -284,6 +284,14 @@ def test_rules_that_would_look_at_too_many_values_one_by_one_deny(monkeypatch: p
     assert not more.allowed and more.error is not None and "too many values" in more.error
 
 
+def test_texts_that_are_far_longer_when_normalized_deny() -> None:
+    """One character of them is eighteen of the form that rules are tried on."""
+    strict, rest = rule("deny", id="strict", argument_patterns={"*": "rm"}), rule("allow", id="rest")
+    long = decide(strict, rest, arguments={"values": "\ufdfa" * 300_000})
+    assert not long.allowed and long.error is not None and "too long ones" in long.error
+    assert decide(strict, rest, arguments={"values": "\ufdfa" * 1000}).allowed
+
+
 @pytest.mark.anyio
 async def test_a_long_call_is_judged_while_others_are_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = threading.get_ident()

@@ -221,12 +221,13 @@ async def _narrate(app: App, demo: bool, file: TextIO) -> None:
         await store.written.wait()
         await anyio.sleep(_PRINTED_TOGETHER_SECONDS)
         store.written.clear()
-        waiting = store.reader().approvals()
-        for approval in waiting:
-            if approval.id not in asked:
+        waiting = store.reader().questions()
+        for question in waiting:
+            approval = None if question in asked else store.reader().approval(question, brief=True)
+            if approval is not None and approval.state == "pending":
                 answer = f"{_own_command()} approvals approve {approval.id}{place}"
                 await _tell(f"A call to {safe(approval.tool)} needs an approval: {answer}", file)
-        asked = {approval.id for approval in waiting}
+        asked = set(waiting)
         if not demo:
             continue
         newest = store.reader().records(chain=store.chain, kind="finished", newest_first=True, limit=20)

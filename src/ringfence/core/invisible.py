@@ -11,9 +11,10 @@ Every list of invisible, formatting or control characters that Ringfence has is 
 from __future__ import annotations
 
 import re
+import sys
 import unicodedata
 from collections.abc import Callable, Iterator
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 
 # ── Tables ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -334,11 +335,53 @@ def _many_marks() -> re.Pattern[str]:
     return re.compile(f"[{''.join(marks)}]{{30}}")
 
 
-def folded(text: str) -> str:
+_PIECE = 4096
+_BEFORE = 32
+
+
+def folded(text: str, most: int = sys.maxsize) -> str:
     """The text in Unicode's form NFKC, without ignorable and control characters: what looks alike is alike.
 
     An ellipsis stays one character: as three dots, every shortened sentence would look like a path that climbs.
+    Raises ValueError where more than `most` characters come of it: one character can become eighteen.
     """
+    if text.isascii() and text.isprintable():
+        return text
+    done, length = [], 0
+    for piece in _pieces(text):
+        done.append(_folded(piece))
+        length += len(done[-1])
+        if length > most:
+            raise ValueError(f"more than {most} characters")
+    return "".join(done)
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Between two of them other threads get the interpreter, which a single long text would have to itself."""
+    begin = 0
+    while len(text) - begin > _PIECE:
+        most = begin + _PIECE
+        end = next((end for end in range(most, begin + _PIECE // 2, -1) if _parts(text, end)), most)
+        yield text[begin:end]
+        begin = end
+    yield text[begin:]
+
+
+def _parts(text: str, place: int) -> bool:
+    """Whether what stands there has the same form with and without what stands before it."""
+    there = text[place]
+    if ord(there) in _UNTYPED or _RUN.match(there):
+        return False  # it will be gone, and what follows it meets what stands before
+    if there.isascii():
+        return True
+    if unicodedata.combining(unicodedata.normalize("NFKD", there)[0]):
+        return False
+    before = bare(text[place - _BEFORE : place].translate(_UNTYPED))
+    form = partial(unicodedata.normalize, "NFKC")
+    return form(before + there) == form(before) + form(there)
+
+
+def _folded(text: str) -> str:
     if not text.isprintable():
         text = text.translate(_UNTYPED)
     if text.isascii():

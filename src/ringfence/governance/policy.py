@@ -235,19 +235,24 @@ _CONTROLS = bytes(number for number in (*range(0x20), 0x7F) if number not in b"\
 
 
 class _TooMany(ValueError):
-    """The arguments hold more values than patterns can be tried on one by one."""
+    """The arguments hold more values, or longer ones, than patterns can be tried on."""
+
+
+_MOST_FOLDED = 4_000_000
+"""Characters that the normalized forms of one call's texts may have: one of a caller's can become eighteen."""
 
 
 class _Seen:
     """The texts of one call that patterns are tried on, made when the first rule wants them."""
 
-    __slots__ = ("_call", "_left", "_lines", "_made")
+    __slots__ = ("_call", "_foldable", "_left", "_lines", "_made")
 
     def __init__(self, call: Call) -> None:
         self._call = call
         self._made: dict[str, list[tuple[int, list[bytes]]]] = {}
         self._lines: dict[int, bytes] = {}
         self._left = _MOST_SEARCHES
+        self._foldable = _MOST_FOLDED
 
     def lines(self, texts: list[bytes]) -> bytes:
         """Many texts as one, each on lines of its own."""
@@ -278,7 +283,24 @@ class _Seen:
             if whole.isascii() and whole.translate(_ONE_LINE, _CONTROLS) == whole:
                 return
         for text in texts:
-            yield from _normalized(text)
+            yield from self._normalized(text)
+
+    def _normalized(self, text: bytes) -> Iterator[bytes]:
+        """The text with what looks alike made alike, where that makes a difference: with its lines, and as one line."""
+        strange = not text.isascii() or _has_controls(text)
+        if strange:
+            try:
+                form = folded(text.decode(), self._foldable)
+            except UnicodeError:
+                raise
+            except ValueError:
+                raise _TooMany from None
+            self._foldable -= len(form)
+            text = form.encode()
+            yield text
+        line = text.translate(_ONE_LINE)
+        if line != text:
+            yield line
 
     def _forms(self, name: str) -> Iterator[Iterable[str]]:
         """The forms in the order of FORMS, all but the last."""
@@ -331,17 +353,6 @@ def _within(call: Call, name: str) -> Iterator[Any]:
     place = given.get("arguments") if isinstance(given, Mapping) else None
     if isinstance(place, Mapping) and name in place:
         yield place[name]
-
-
-def _normalized(text: bytes) -> Iterator[bytes]:
-    """The text with what looks alike made alike, where that makes a difference: with its lines, and as one line."""
-    strange = not text.isascii() or _has_controls(text)
-    if strange:
-        text = folded(text.decode()).encode()
-        yield text
-    line = text.translate(_ONE_LINE)
-    if line != text:
-        yield line
 
 
 def _has_controls(text: bytes) -> bool:
@@ -665,7 +676,7 @@ _TYPES_ONLY = re.compile(r"(No matching overloads found : [\w+*/%<>=!&|\-]+\([\w
 def _harmless(exc: Exception, rule: Rule) -> str:
     """What went wrong, without the argument values that the engine's own text may quote: it goes into the record."""
     if isinstance(exc, _TooMany):
-        return "its patterns would have to be tried on too many values"
+        return "its patterns would have to be tried on too many values, or on too long ones"
     if not isinstance(exc, ExpressionError):
         return "an argument is not plain JSON"
     missing = _MISSING_KEY.search(exc.text)

@@ -254,6 +254,12 @@ class Reader:
         found = self._approvals(f"{APPROVAL} WHERE state IN ({marks}) ORDER BY asked_at", [*stored])
         return [approval for approval in found if approval.state in states]
 
+    def questions(self) -> list[str]:
+        """The ids of approvals that nobody has answered, the oldest first; some may have expired. Nothing else of them
+        is read: what people are shown may be a megabyte each."""
+        rows = self._all("SELECT id FROM approvals WHERE state = 'pending' ORDER BY asked_at", [])
+        return [row[0] for row in rows]
+
     def find_approvals(self, digest: str) -> list[Approval]:
         """Every approval of exactly this call, in brief, the newest first."""
         return self._approvals(f"{BRIEF} WHERE digest = ? ORDER BY asked_at DESC", [digest])
