@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup run test quick thorough bench hosts lint clean
+.PHONY: help setup run test quick boxless thorough bench hosts lint clean
 
 # Tests run in this many processes: one more than two cores, because some of them wait.
 JOBS ?= 3
@@ -15,6 +15,7 @@ help:
 	@echo "make run     start a gateway with demo contracts"
 	@echo "make test    lint, types, layers, and all tests (installs test tools into .tools)"
 	@echo "make quick   lint, types, layers, and the tests that need no box, server or browser"
+	@echo "make boxless  what of all that can be tried on a machine that makes no boxes"
 	@echo "make thorough  the tests with generated examples, with thirty times as many of them"
 	@echo "make bench   measure what the gateway costs"
 	@echo "make hosts   try it in guests under QEMU, which takes hours; one of them: make hosts GUEST=debian12-arm64"
@@ -48,6 +49,14 @@ QUICK := tests/core tests/config tests/audit tests/secrets tests/front tests/tes
 
 quick: lint
 	@$(PYTHON) -m pytest -q -n $(JOBS) $(QUICK)
+
+# What a machine can try that makes no boxes, such as a container with its engine's defaults.
+BOXLESS := tests/core tests/config tests/secrets tests/audit tests/store tests/front tests/test_layout.py \
+	tests/sandbox/files tests/sandbox/tools tests/sandbox/keeper
+
+boxless: lint
+	@mkdir -p .tools
+	@$(PYTHON) -m pytest -q -n $(JOBS) $(BOXLESS) | tee .tools/pytest.log
 
 thorough: setup
 	@$(PYTHON) -m pytest -q -n $(JOBS) -m hypothesis --hypothesis-profile thorough
