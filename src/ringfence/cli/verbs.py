@@ -11,6 +11,7 @@ VERBS = {
     "wrap": "Run any stdio MCP server in a box, as a drop-in command.",
     "serve": "Serve the gateway that a ringfence.yaml describes.",
     "check": "Check a ringfence.yaml and report every problem.",
+    "policy": "Test the rules of policy by cases, and on the calls on record.",
     "call": "Call one tool, through a running gateway or in this process.",
     "approvals": "List the calls that wait for an approval, and answer them.",
     "audit": "Read, explain, verify and export the audit log.",
