@@ -151,6 +151,10 @@ def load(verb: str) -> Callable[..., None] | typer.Typer:  # noqa: C901 - a case
             from ringfence.cli.policy import policy
 
             return policy
+        case "can":
+            from ringfence.cli.can import can
+
+            return can
         case "call":
             from ringfence.cli.call import call
 

@@ -127,6 +127,10 @@ class ApprovalTerms:
             "asked": [list(requirement.roles), requirement.self_approval, requirement.people],
         }
 
+    def condition(self, name: str) -> str | None:
+        """When the approval rule of this name applies; None: always."""
+        return self._rules[name].when
+
     def able(self, requirement: Requirement) -> list[str] | None:
         """The people who may answer, by name; None where there is only the local user."""
         if not self._people:

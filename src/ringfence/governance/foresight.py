@@ -6,6 +6,7 @@ running gateway knows is not in it: budgets that are used up, earlier calls unde
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -17,7 +18,7 @@ from ringfence.core.quoting import quoted
 from ringfence.core.record import dataclass
 from ringfence.governance import approval_binding, call_meta
 from ringfence.governance.approvals import ApprovalTerms, Requirement
-from ringfence.governance.policy import Policy, joined, verdict
+from ringfence.governance.policy import Policy, joined, looks_within, verdict
 from ringfence.governance.rulebook import implicit_contract, is_listed, settled
 from ringfence.sandbox.tools.toolkit import carried_code
 
@@ -83,7 +84,7 @@ class Foresight:
         if call.kind == "tool":
             contract = self.contracts.get(call.tool)
             if contract is None:
-                raise Refused(Status.VALIDATION_FAILURE, "unknown_tool", f"There is no tool {quoted(call.tool, 128)}.")
+                raise self._unknown(call.tool)
             self.check_environment(contract)
             return call, contract
         spec = self.servers.get(call.server or "")
@@ -92,6 +93,14 @@ class Foresight:
             text = f"no {call.kind} {quoted(call.tool, 1000)} is offered"
             raise Refused(Status.VALIDATION_FAILURE, f"unknown_{call.kind}", text)
         return known, implicit_contract(spec)
+
+    def _unknown(self, tool: str) -> Refused:
+        names = [
+            c.name for c in self.contracts.values() if c.environments is None or self.environment in c.environments
+        ]
+        near = difflib.get_close_matches(tool[:128], names, n=3)
+        hint = f" Did you mean {' or '.join(repr(name) for name in near)}?" if near else ""
+        return Refused(Status.VALIDATION_FAILURE, "unknown_tool", f"There is no tool {quoted(tool, 128)}.{hint}")
 
     def check_environment(self, contract: Contract) -> None:
         """Raises Refused where the contract is not for this environment."""
@@ -132,3 +141,16 @@ class Foresight:
             asks = self.approvals.asked_by(each, partial(variables, also, each, self.environment))
             decision = joined(decision, self.policy.decide(also, each), each.name, asks)
         return decision
+
+    def contract_asks(self, call: Call, contract: Contract) -> bool | None:
+        """Whether the contract itself has a person asked, whatever the arguments are; None where they decide."""
+        if contract.commands is not None and contract.commands.ask:
+            return None
+        if contract.approval == "none":
+            return False
+        condition = self.approvals.condition(contract.approval)
+        if condition is None:
+            return True
+        if looks_within(condition):
+            return None
+        return bool(self.approvals.asked_by(contract, partial(variables, call, contract, self.environment)))

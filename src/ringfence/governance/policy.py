@@ -710,7 +710,12 @@ class Weighed:
 
 def looks_at_arguments(rule: Rule) -> bool:
     """Whether a rule looks at a call's arguments or at what comes beside them."""
-    return bool(rule.argument_patterns) or (rule.when is not None and _FIELDS.search(rule.when) is not None)
+    return bool(rule.argument_patterns) or (rule.when is not None and looks_within(rule.when))
+
+
+def looks_within(condition: str) -> bool:
+    """Whether a condition asks for what only the call itself tells."""
+    return _FIELDS.search(condition) is not None
 
 
 def _does(rule: Rule, *, as_sent: bool) -> set[str]:
