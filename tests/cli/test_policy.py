@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
+import anyio
 import pytest
 
-from tests import gateways
+from ringfence import config
+from tests import faking, gateways
 from tests.gateways import run
 from tests.tooling import ROOT
 
@@ -124,3 +127,83 @@ def test_the_cases_of_the_example_pass(tmp_path: Path) -> None:
     shutil.copy(ROOT / "examples/ringfence.yaml", tmp_path)
     shown = run("policy", "test", "ringfence.yaml", cwd=tmp_path)
     assert (shown.returncode, shown.stdout.splitlines()[-1]) == (0, "ringfence.yaml: ok, 4 cases")
+
+
+# ── policy diff ───────────────────────────────────────────────────────────────────────────────────
+
+DIFFED = """version: 1
+gateway: {state: ./state}
+servers: {desk: {url: "http://127.0.0.1:9/mcp"}}
+capabilities: {echo: {server: desk, mode: read}}
+policy:
+  preset: permissive
+  rules: [{id: later, action: ask, mode: shadow, when: 'args.text == "x"'}]
+"""
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log of three calls of a tool and one of a tool that is not there."""
+    folder = tmp_path_factory.mktemp("diff")
+    gateways.write(folder, DIFFED)
+    settings = config.load(folder / "ringfence.yaml")
+    said = faking.Said(rules=settings.policy.rules, contracts=tuple(settings.contracts.values()))
+
+    async def make() -> None:
+        async with faking.governed(folder, said) as way:
+            for text in ("x", "y", "x"):
+                await way.call(arguments={"text": text})
+            await way.call("ecko")
+
+    anyio.run(make)
+    return folder
+
+
+def diff(log: Path, rules: str, *words: str) -> Any:
+    (log / "new.yaml").write_text(f"rules: [{rules}]\n")
+    return run("policy", "diff", "new.yaml", *words, cwd=log)
+
+
+def test_calls_that_would_end_differently_are_listed_with_their_rules(log: Path) -> None:
+    shown = diff(log, "{id: later, action: ask, when: 'args.text == \"x\"'}")
+    assert shown.returncode == 1, shown.stderr
+    lines = shown.stdout.splitlines()
+    assert lines[:3] == ["echo: allow -> ask, 2 calls", "  rules then  perm-read", "  rules now   later, perm-read"]
+    assert lines[3].startswith("  calls       call_")
+    assert lines[-2] == "in shadow mode, on record: later matched 2 calls, which would have been: ask 2"
+    assert lines[-1] == "4 calls on record: 2 would end differently, 2 the same"
+
+
+def test_calls_that_cannot_be_decided_again_say_on_which_rules_they_depend(log: Path) -> None:
+    told = json.loads(
+        diff(log, "{id: more, action: deny, argument_patterns: {text: z}}", "--json", "--ids", "1").stdout
+    )
+    (group,) = told["unknown"]
+    assert (told["calls"], told["same"], told["changed"], group["count"]) == (4, 1, [], 3)
+    assert group["new"]["verdicts"] == ["allow", "deny"]
+    assert (group["depends_on"], len(group["calls"])) == (["more"], 1)
+    assert told["shadow"] == {"later": {"ask": 2}}
+    shown = diff(log, "{id: more, action: deny, argument_patterns: {text: z}}")
+    assert "These depend on arguments that are not on record, so they cannot be decided again:" in shown.stdout
+    assert "  depends on  more" in shown.stdout
+
+
+def test_a_period_and_a_file_that_changes_nothing(log: Path) -> None:
+    assert diff(log, "{id: none, action: deny, tool_patterns: [other]}").returncode == 0
+    later = diff(log, "{id: all, action: deny}", "--since", "2199-01-01")
+    assert (later.returncode, later.stdout) == (0, "0 calls on record: 0 would end differently, 0 the same\n")
+
+
+def test_a_whole_configuration_may_be_new(log: Path) -> None:
+    (log / "whole.yaml").write_text(DIFFED.replace("echo:", "echo2:"))
+    shown = run("policy", "diff", "whole.yaml", "--config", "ringfence.yaml", cwd=log)
+    assert shown.returncode == 1
+    assert "  rules now   none: refused before policy (unknown_tool)" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    "words", [("nowhere.yaml",), ("new.yaml", "--since", "soon"), ("new.yaml", "--config", "no.yaml")]
+)
+def test_what_cannot_be_read_is_wrong_usage(log: Path, words: tuple[str, ...]) -> None:
+    (log / "new.yaml").write_text("rules: []\n")
+    assert run("policy", "diff", *words, cwd=log).returncode == 2

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
@@ -256,7 +255,7 @@ def export(
     \b
     ringfence audit export march.jsonl --since 2026-03-01 --until 2026-04-01
     """
-    period = Period(_time(since, "--since"), _time(until, "--until"))
+    period = Period(common.read_time(since, "--since"), common.read_time(until, "--until"))
     if period.since is not None and period.until is not None and period.since >= period.until:
         common.fail("--since must lie before --until", 2)
     if os.path.lexists(path):
@@ -339,7 +338,7 @@ def prune(
     ringfence audit export 2025.jsonl --until 2026-01-01
     ringfence audit prune --before 2026-01-01
     """
-    moment = _time(before, "--before")
+    moment = common.read_time(before, "--before")
     assert moment is not None
     if moment > time.time():
         common.fail("--before must lie in the past", 2)
@@ -352,16 +351,6 @@ def prune(
         print(f"{gone.records} records of {gone.chains} chains in {folder} are removed. See: ringfence audit verify")
     else:
         print("Nothing was removed: nothing is that old, or it is still needed.")
-
-
-def _time(text: str | None, option: str) -> float | None:
-    if text is None:
-        return None
-    try:
-        read = datetime.fromisoformat(text)
-    except ValueError:
-        common.fail(f"{option}: {text!r} is not a time in ISO 8601, as in 2026-03-01 or 2026-03-01T08:30:00Z", 2)
-    return (read if read.tzinfo is not None else read.replace(tzinfo=UTC)).timestamp()
 
 
 # ── Finding ───────────────────────────────────────────────────────────────────────────────────────

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import field
+from functools import cache, partial
 from pathlib import Path
 
 import typer
 
 from ringfence import config
 from ringfence.cli import common, options
+from ringfence.cli.progress import progress
 from ringfence.cli.terminal import cut, painted, safe
-from ringfence.compose.offline import Environments, principal_of
+from ringfence.compose.offline import Environments, foresight_of, principal_of
 from ringfence.config import Config
+from ringfence.core import canonical
 from ringfence.core.errors import ConfigError
 from ringfence.core.model import Json
+from ringfence.core.record import dataclass
 from ringfence.governance.case_results import CaseResult, run_case
+from ringfence.governance.foresight import Foresight
 from ringfence.governance.policy import PRESETS
+from ringfence.governance.redecide import Again, Kept, Redecision
+from ringfence.store import Reader
 
 _NO_CASES = """there are no cases in {file}. Write some beside the rules, under policy: or at the top of a policy file:
 cases:
@@ -36,6 +44,7 @@ def group() -> None:
 
     \b
     ringfence policy test                    run the cases that are written beside the rules
+    ringfence policy diff new.yaml           which recorded calls would end differently under it?
     """
 
 
@@ -204,3 +213,201 @@ def _coverage(settings: Config, unmatched: list[str], of_preset: list[str]) -> I
         yield f"  {file}:{line}:{column}: {name}{'' if enabled[name] else ' (enabled: false)'}"
     if of_preset:
         yield f"Of preset {settings.policy.preset}, no case matched {', '.join(of_preset)}."
+
+
+# ── policy diff ───────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(slots=True)
+class _Group:
+    """Recorded calls of which the same is to be said."""
+
+    again: Again
+    count: int = 0
+    calls: list[str] = field(default_factory=list)
+    """The first of them."""
+
+
+@dataclass(slots=True)
+class _Difference:
+    """What a period came to; of many calls, no more is kept than can be shown."""
+
+    most: int
+    calls: int = 0
+    same: int = 0
+    changed: dict[Again, _Group] = field(default_factory=dict)
+    unknown: dict[Again, _Group] = field(default_factory=dict)
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Why calls were not decided again, and how many."""
+    shadow: dict[str, Counter[str]] = field(default_factory=dict)
+    """By rule in shadow mode: what it would have made of how many calls, as recorded."""
+
+    def take(self, call_id: str, again: Again | str) -> None:
+        self.calls += 1
+        if isinstance(again, str):
+            self.left_out[again] += 1
+        elif again.decided and not again.changed:
+            self.same += 1
+        else:
+            groups = self.changed if again.changed else self.unknown
+            group = groups.setdefault(again, _Group(again))
+            group.count += 1
+            if len(group.calls) < self.most:
+                group.calls.append(call_id)
+
+
+@policy.command("diff", short_help="List recorded calls that would end differently under a new file.")
+def diff(
+    file: Path = typer.Argument(..., metavar="NEWFILE", help="The new ringfence.yaml, or a policy file with rules."),
+    since: str | None = typer.Option(None, "--since", metavar="TIME", help="Calls from this time on (ISO 8601, UTC)."),
+    until: str | None = typer.Option(None, "--until", metavar="TIME", help="Up to, not including, this time."),
+    config_path: Path | None = common.ConfigOption,
+    ids: int = typer.Option(10, "--ids", metavar="N", min=0, max=1_000_000, help="Ids of calls to list in each group."),
+    as_json: options.PrintJson = False,
+) -> None:
+    """Decide every recorded call of a period again under NEWFILE, and list those that would end differently.
+
+    Nothing is called or written. The configuration in force (--config) says where the log is. Rules of a policy file
+    come over it: one takes the place of the one with its id, others are added.
+
+    The log has arguments only of capabilities with `log: {arguments: redacted}`. Of others, a rule that looks at
+    arguments can be decided again if it was in force then; else the call is listed as one that depends on arguments
+    that are not on record, with the rules that make the difference.
+
+    Exit code: 0 none would end differently, 1 some would or may, 2 the file is wrong.
+
+    \b
+    ringfence policy diff new.yaml --since 2026-03-01
+    ringfence policy diff policies/tickets.yaml --json
+    """
+    start, end = common.read_time(since, "--since"), common.read_time(until, "--until")
+    old, new = _both(file, config_path)
+    before, after = foresight_of(old), foresight_of(new)
+    redecision = Redecision(before, after, cache(partial(principal_of, new)))
+    found = _Difference(ids)
+    with common.reading(old.gateway.state) as reader, progress("deciding calls again") as line:
+        for record in reader.records(kind="finished", since=start, until=end):
+            line.step()
+            try:
+                body = record.body
+            except canonical.NotCanonical as exc:
+                common.fail(f"a record cannot be read ({exc}); see: ringfence audit verify")
+            if _part(_part(body, "call"), "principal").get("kind") != "system":
+                found.take(str(record.call_id), redecision.again(body, _kept(reader, record.call_id, body)))
+                _count_shadow(found, body)
+    if as_json:
+        common.dump(_difference_json(found, before, after))
+    else:
+        for text in _difference(found):
+            print(text)
+    if found.changed or found.unknown:
+        raise typer.Exit(1)
+
+
+def _both(file: Path, config_path: Path | None) -> tuple[Config, Config]:
+    """The configuration in force, and the new one."""
+    named = common.find_config(config_path)
+    if named is None:
+        common.fail("There is no ringfence.yaml here to compare with. Name the one in force: --config FILE", 2)
+    try:
+        old = config.load(_shown(named))
+        new = config.with_policy_file(old, file) if config.is_policy_file(file) else config.load(_shown(file))
+    except ConfigError as exc:
+        common.fail(str(exc), 2)
+    return old, new
+
+
+def _kept(reader: Reader, call_id: str | None, body: Json) -> Kept | None:
+    """The arguments of a call, where its record says that they were kept, and they still are."""
+    if call_id is None or "kept" not in _part(body, "arguments"):
+        return None
+    payload = reader.payload(call_id, "arguments")
+    if payload is None or not isinstance(payload.body, bytes):
+        return None
+    try:
+        whole = canonical.loads(payload.body)
+    except canonical.NotCanonical:
+        return None
+    return Kept(payload.salt, whole) if isinstance(whole, dict) else None
+
+
+def _count_shadow(found: _Difference, body: Json) -> None:
+    shadow = _part(_part(body, "decision"), "shadow")
+    rules = shadow.get("rules")
+    for rule in rules if isinstance(rules, list) else ():
+        found.shadow.setdefault(str(rule), Counter())[str(shadow.get("verdict"))] += 1
+
+
+def _part(body: Json, name: str) -> Json:
+    value = body.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _sorted(groups: Iterable[_Group]) -> list[_Group]:
+    return sorted(groups, key=lambda group: -group.count)
+
+
+def _difference(found: _Difference) -> Iterator[str]:
+    changed, unknown = _sorted(found.changed.values()), _sorted(found.unknown.values())
+    for group in changed:
+        yield from _group(group, ", ".join(sorted(group.again.new)))
+    if unknown:
+        yield "These depend on arguments that are not on record, so they cannot be decided again:"
+    for group in unknown:
+        yield from _group(group, " or ".join(sorted(group.again.new)))
+    if unknown:
+        yield painted("From now on, `log: {arguments: redacted}` of a capability keeps them.", "aside")
+    for why, count in found.left_out.most_common():
+        yield safe(f"not decided again: {_calls(count)}: {why}")
+    for rule, verdicts in sorted(found.shadow.items()):
+        told = ", ".join(f"{verdict} {count}" for verdict, count in verdicts.most_common())
+        yield safe(
+            f"in shadow mode, on record: {rule} matched {_calls(verdicts.total())}, which would have been: {told}"
+        )
+    differ = sum(group.count for group in changed)
+    maybe = sum(group.count for group in unknown)
+    said = [painted(f"{differ} would end differently", "warning" if differ else "good"), f"{found.same} the same"]
+    said += [painted(f"{maybe} depend on what is not on record", "warning")] if maybe else []
+    yield f"{_calls(found.calls)} on record: {', '.join(said)}"
+
+
+def _group(group: _Group, new: str) -> Iterator[str]:
+    again = group.again
+    yield safe(f"{cut(again.tool, 100)}: {again.old} -> {new}, {_calls(group.count)}")
+    yield safe(f"  rules then  {', '.join(again.old_rules) or 'none'}")
+    now = f"none: refused before policy ({again.why})" if again.why else ", ".join(again.new_rules) or "none"
+    yield safe(f"  rules now   {now}{' in any case' if again.depends else ''}")
+    if again.depends:
+        yield safe(f"  depends on  {', '.join(again.depends)}")
+    more = f" and {group.count - len(group.calls)} more" if group.count > len(group.calls) else ""
+    yield safe(f"  calls       {', '.join(group.calls)}{more}")
+    yield ""
+
+
+def _calls(count: int) -> str:
+    return f"{count} call{'' if count == 1 else 's'}"
+
+
+def _difference_json(found: _Difference, old: Foresight, new: Foresight) -> Json:
+    return {
+        "old": old.policy.digest,
+        "new": new.policy.digest,
+        "calls": found.calls,
+        "same": found.same,
+        "changed": [_group_json(group) for group in _sorted(found.changed.values())],
+        "unknown": [_group_json(group) for group in _sorted(found.unknown.values())],
+        "not_decided": dict(found.left_out),
+        "shadow": {rule: dict(verdicts) for rule, verdicts in found.shadow.items()},
+    }
+
+
+def _group_json(group: _Group) -> Json:
+    again = group.again
+    return {
+        "tool": again.tool,
+        "count": group.count,
+        "old": {"verdict": again.old, "rules": list(again.old_rules)},
+        "new": {"verdicts": sorted(again.new), "rules": list(again.new_rules), "reason_code": again.why or None},
+        "depends_on": list(again.depends),
+        "calls": group.calls,
+    }

@@ -463,6 +463,8 @@ class Policy:
             self.enforced_digest = canonical.digest(
                 {"environment": environment, "default": default, "preset": preset, "rules": ruled}
             )
+        self.rules = tuple(every)
+        """All of them, those of the preset last."""
         self._default = default
         self._actions = {rule.id: rule.action for rule in every}
         usable = [r for r in every if r.enabled and (not r.environments or environment in r.environments)]
