@@ -11,7 +11,7 @@ from ringfence.core.box import CommandRules
 from ringfence.core.errors import Refused
 from ringfence.core.model import Action, ApprovalRule, Contract, Mode, Person, Principal, Rule, ServerSpec, Transport
 from ringfence.governance.approvals import ApprovalTerms
-from ringfence.governance.case_results import CaseResult, run_case
+from ringfence.governance.case_results import TriedCase, run_case
 from ringfence.governance.cases import PolicyCase
 from ringfence.governance.foresight import Foresight, Judgement
 from tests.making import WRITE, call, policy, rule
@@ -73,6 +73,17 @@ def test_code_in_another_language_is_decided_as_the_program_that_runs_it() -> No
     assert (got.verdict, "not offered here" in got.decision.reason) == ("deny", True)
 
 
+def test_without_arguments_a_program_may_be_any_that_it_can_run() -> None:
+    never = rule("deny", id="never", tool_patterns=("run_shell",))
+    got = ahead(never, contracts=(PYTHON, SHELL)).weigh(call("execute_python"), PYTHON)
+    assert set(got.verdicts) == {"allow", "deny"}
+    assert got.depends == ("whether it runs code as run_shell does",)
+    asking = ahead(contracts=(PYTHON, replace(SHELL, approval="always"))).weigh(call("execute_python"), PYTHON)
+    assert set(asking.verdicts) == {"allow", "ask"}
+    assert set(ahead(contracts=(PYTHON, SHELL)).weigh(call("execute_python"), PYTHON).verdicts) == {"allow"}
+    assert set(ahead(contracts=(PYTHON,)).weigh(call("execute_python"), PYTHON).verdicts) == {"allow", "deny"}
+
+
 def test_a_command_with_a_program_that_people_are_asked_for() -> None:
     asking = ahead(contracts=(replace(SHELL, commands=CommandRules(ask=("make",))),))
     assert judged(asking, "run_shell", arguments={"command": "make all"}).verdict == "ask"
@@ -109,7 +120,7 @@ def test_a_resource_comes_under_its_servers_list() -> None:
 # ── Cases ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def tried(*rules: Rule, contract: Contract = WRITE, **given: Any) -> CaseResult:
+def tried(*rules: Rule, contract: Contract = WRITE, **given: Any) -> TriedCase:
     case = PolicyCase("n", ("f", 1, 1), **{"tool": "create_ticket", "expect": "allow", **given})
     environments = {
         name: ahead(*rules, contracts=(contract,), environment=name or "development") for name in (None, "production")

@@ -10,7 +10,7 @@ import typer
 
 from ringfence.cli import common, options
 from ringfence.cli.terminal import painted, safe
-from ringfence.compose.offline import Pins, catalog_of, dispatcher_of, foresight_of, pins_of, principal_of
+from ringfence.compose.offline import AcceptedTools, catalog_of, dispatcher_of, foresight_of, pins_of, principal_of
 from ringfence.config import Config
 from ringfence.core import canonical
 from ringfence.core.errors import Refused, Unavailable
@@ -127,7 +127,9 @@ def _answer(settings: Config, principal: Principal, tool: str, arguments: Json |
     return answer
 
 
-def _resolved(settings: Config, ahead: Foresight, pins: Pins, call: Call, *, known: bool) -> tuple[Contract, str]:
+def _resolved(
+    settings: Config, ahead: Foresight, pins: AcceptedTools, call: Call, *, known: bool
+) -> tuple[Contract, str]:
     """The contract, and what can be said of the arguments. Raises Refused."""
     _, contract = ahead.contract(call)
     if contract.transport is Transport.MCP and not pins.of(contract):
@@ -167,7 +169,7 @@ def _judged(ahead: Foresight, got: Judgement) -> _Answer:
 
 def _weighed(ahead: Foresight, call: Call, contract: Contract) -> _Answer:
     """Where the arguments are not known."""
-    got = ahead.policy.weigh(call, contract, lambda _: None)
+    got = ahead.weigh(call, contract)
     verdicts, depends = _with_approval(ahead, call, contract, got)
     if len(verdicts) == 1:
         (verdict,) = verdicts

@@ -20,7 +20,7 @@ from ringfence.core import canonical
 from ringfence.core.errors import ConfigError
 from ringfence.core.model import Json
 from ringfence.core.record import dataclass
-from ringfence.governance.case_results import CaseResult, run_case
+from ringfence.governance.case_results import TriedCase, run_case
 from ringfence.governance.foresight import Foresight
 from ringfence.governance.policy import PRESETS
 from ringfence.governance.redecide import Again, Kept, Redecision
@@ -136,7 +136,7 @@ def run_cases(
         raise typer.Exit(1)
 
 
-def _failure(result: CaseResult) -> Iterator[str]:
+def _failure(result: TriedCase) -> Iterator[str]:
     case = result.case
     file, line, column = case.place
     yield f"{file}:{line}:{column}: {cut(case.name, 200)}"
@@ -155,7 +155,7 @@ def _failure(result: CaseResult) -> Iterator[str]:
             yield f"  because   {text}"
 
 
-def _decisive(result: CaseResult) -> str:
+def _decisive(result: TriedCase) -> str:
     """What made the verdict what it is."""
     got = result.judgement
     if got is None:
@@ -169,7 +169,7 @@ def _decisive(result: CaseResult) -> str:
     return "an error, which denies" if got.decision.error is not None else "the default: no rule decided"
 
 
-def _case_json(result: CaseResult) -> Json:
+def _case_json(result: TriedCase) -> Json:
     case, got = result.case, result.judgement
     file, line, column = case.place
     return {

@@ -48,7 +48,7 @@ def principal_of(settings: Config, agent: str) -> Principal:
 
 
 @dataclass(frozen=True, slots=True)
-class Pins:
+class AcceptedTools:
     """The accepted definitions of tools, as the state has them now."""
 
     rows: tuple[PinRow, ...] = ()
@@ -63,13 +63,13 @@ class Pins:
         )
 
 
-def pins_of(settings: Config) -> Pins:
+def pins_of(settings: Config) -> AcceptedTools:
     """Read from the state folder, if there is one. Raises StoreError."""
     if not (settings.gateway.state / DATABASE).is_file():
-        return Pins()
+        return AcceptedTools()
     reader = Reader.open(settings.gateway.state)
     try:
-        return Pins(tuple(row for row in reader.pinned() if row.definition.server in settings.servers))
+        return AcceptedTools(tuple(row for row in reader.pinned() if row.definition.server in settings.servers))
     finally:
         reader.close()
 
@@ -79,7 +79,7 @@ def dispatcher_of(settings: Config) -> Dispatcher:
     return Dispatcher(NoServers(), DispatchTargets(settings.servers, settings.networks))
 
 
-def catalog_of(settings: Config, pins: Pins) -> Catalog:
+def catalog_of(settings: Config, pins: AcceptedTools) -> Catalog:
     """The capabilities with the definitions that are accepted. What servers show now is not known."""
     contracts = contracts_of(settings)
     tools = {(row.definition.server, row.definition.name): row for row in pins.rows if row.definition.kind == "tool"}

@@ -13,7 +13,7 @@ from ringfence.governance.foresight import Foresight, Judgement
 
 
 @dataclass(frozen=True, slots=True)
-class CaseResult:
+class TriedCase:
     """What a case came to."""
 
     case: PolicyCase
@@ -31,7 +31,7 @@ class CaseResult:
 
 def run_case(
     case: PolicyCase, foresight: Callable[[str | None], Foresight], principal: Callable[[str], Principal]
-) -> CaseResult:
+) -> TriedCase:
     """Decide one case. `foresight` gives what is in force in an environment, and `principal` the agent of a name."""
     ahead = foresight(case.environment)
     try:
@@ -39,9 +39,9 @@ def run_case(
     except Refused as exc:
         missing = [f"rule {name} was to match, and policy was not asked" for name in case.rules or ()]
         wrong = [] if case.expect == "deny" else [f"expected {case.expect}, got deny"]
-        return CaseResult(case, "deny", exc.message, None, (*wrong, *missing))
+        return TriedCase(case, "deny", exc.message, None, (*wrong, *missing))
     unlike = tuple(_unlike(case, judgement))
-    return CaseResult(case, judgement.verdict, judgement.decision.reason, judgement, unlike)
+    return TriedCase(case, judgement.verdict, judgement.decision.reason, judgement, unlike)
 
 
 def _call(case: PolicyCase, ahead: Foresight, principal: Principal) -> tuple[Call, Contract]:

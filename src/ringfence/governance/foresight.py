@@ -18,9 +18,9 @@ from ringfence.core.quoting import quoted
 from ringfence.core.record import dataclass
 from ringfence.governance import approval_binding, call_meta
 from ringfence.governance.approvals import ApprovalTerms, Requirement
-from ringfence.governance.policy import Policy, joined, looks_within, verdict
+from ringfence.governance.policy import Policy, Weighed, both, joined, looks_within, verdict, widened
 from ringfence.governance.rulebook import implicit_contract, is_listed, settled
-from ringfence.sandbox.tools.toolkit import carried_code
+from ringfence.sandbox.tools.toolkit import carried_code, may_run_as
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +126,7 @@ class Foresight:
 
     def _as_program(self, call: Call, decision: Decision, tool: str, arguments: dict[str, object]) -> Decision:
         """Code is code, whichever call brings it: the decision on it as a call of what would run it."""
-        programs = [
-            each
-            for each in self.contracts.values()
-            if each.tool == tool
-            and each.transport is Transport.SANDBOXED_EXEC
-            and (each.environments is None or self.environment in each.environments)
-        ]
+        programs = self._programs(tool)
         if not programs:
             text = f"{call.tool} would run code as {tool} does, and that is not offered here"
             return replace(decision, allowed=False, asks=(), sandbox=False, reason=text)
@@ -141,6 +135,30 @@ class Foresight:
             asks = self.approvals.asked_by(each, partial(variables, also, each, self.environment))
             decision = joined(decision, self.policy.decide(also, each), each.name, asks)
         return decision
+
+    def _programs(self, tool: str) -> list[Contract]:
+        """The contracts for one of our own tools in this environment."""
+        here = [c for c in self.contracts.values() if c.environments is None or self.environment in c.environments]
+        return [each for each in here if each.tool == tool and each.transport is Transport.SANDBOXED_EXEC]
+
+    def weigh(self, call: Call, contract: Contract) -> Weighed:
+        """What policy says of calls like this one, of which no arguments are known."""
+        got = self.policy.weigh(call, contract, lambda _: None)
+        tool = may_run_as(contract)
+        if tool is None:
+            return got
+        verdicts, depends = got.verdicts, got.depends
+        programs = self._programs(tool)
+        for each in programs:
+            also = self.policy.weigh(replace(call, tool=each.name), each, lambda _: None)
+            asks = self.contract_asks(call, each)
+            wide = also.verdicts if asks is False else widened(also.verdicts)
+            verdicts |= {both(one, other) for one in got.verdicts for other in wide}
+        if not programs:
+            verdicts |= {"deny"}
+        if verdicts != got.verdicts:
+            depends = (*depends, f"whether it runs code as {tool} does")
+        return replace(got, verdicts=verdicts, depends=depends)
 
     def contract_asks(self, call: Call, contract: Contract) -> bool | None:
         """Whether the contract itself has a person asked, whatever the arguments are; None where they decide."""

@@ -753,13 +753,17 @@ def _of_flags(flags: frozenset[str]) -> str:
     return "+".join(word for word in ("ask", "sandbox") if word in flags) or "allow"
 
 
+def both(one: str, other: str) -> str:
+    """The verdict on what needs two of them."""
+    words = {*one.split("+"), *other.split("+")}
+    stops = next((word for word in ("error", "deny") if word in words), None)
+    return stops or "+".join(sorted(words - {"allow"})) or "allow"
+
+
 def widened(verdicts: Iterable[str]) -> frozenset[str]:
     """These verdicts where it is not known whether the contract asks a person, too."""
-    out = set(verdicts)
-    for each in verdicts:
-        if each not in ("deny", "error"):
-            out.add("+".join(sorted({*each.split("+"), "ask"} - {"allow"})))
-    return frozenset(out)
+    found = frozenset(verdicts)
+    return found | {both(each, "ask") for each in found}
 
 
 # ── What a decision says ──────────────────────────────────────────────────────────────────────────
@@ -799,12 +803,10 @@ def _joined_shadow(decision: Decision, other: Decision, name: str) -> Shadow | N
     if not found:
         return None
     would = [each.shadow.verdict if each.shadow is not None else verdict(each) for each in (decision, other)]
-    words = {word for each in would for word in each.split("+")}
-    stops = next((word for word in ("error", "deny") if word in words), None)
     told = [each.shadow.reason if each.shadow is not None else each.reason for each in (decision, other)]
     return Shadow(
         rules=tuple(dict.fromkeys(rule for each in found for rule in each.rules)),
-        verdict=stops or "+".join(sorted(words - {"allow"})) or "allow",
+        verdict=both(*would),
         reason=f"{told[0]}; as {name}: {told[1]}",
         error="; ".join(dict.fromkeys(filter(None, (each.error for each in found)))) or None,
     )

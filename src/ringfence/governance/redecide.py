@@ -74,11 +74,16 @@ class Redecision:
         self._old = old
         self._new = new
         self._principal = principal
-        self._before: list[tuple[Rule, Rule]] = [
+        in_force = [
             (_condition(rule), rule)
             for rule in old.policy.rules
             if rule.enabled and (not rule.environments or old.environment in rule.environments)
         ]
+        self._before: dict[str, list[Rule]] = {
+            rule.id: [before for condition, before in in_force if condition == _condition(rule)]
+            for rule in new.policy.rules
+        }
+        """The rules of then with the conditions of a rule of now, by its id."""
 
     def again(self, body: Json, kept: Kept | None = None) -> Again | str:
         """The call of this *finished* record; or why it is not decided again."""
@@ -145,8 +150,7 @@ class Redecision:
             return MISSES
         if not self._is_comparable(rule, body, contract):
             return None
-        meant = _condition(rule)
-        found = {self._then(before, rule, body) for condition, before in self._before if condition == meant}
+        found = {self._then(before, rule, body) for before in self._before[rule.id]}
         found.discard(None)
         return found.pop() if len(found) == 1 else None
 
