@@ -423,3 +423,23 @@ def test_programs_may_become_fewer(old: str, new: str) -> None:
     assert config.loosens(shell(commands=new), shell(commands=old)) == []
     assert len(config.loosens(shell(commands=old), shell(listen="denied"))) == 1
     assert config.loosens(shell(listen="denied"), shell(commands=old)) == []
+
+
+@pytest.mark.parametrize("action", ["deny", "ask", "sandbox"])
+def test_a_restricting_rule_that_is_put_into_shadow_mode_is_looser(action: str) -> None:
+    here = RULE % (action, "")
+    shadowed = RULE % (action, ", mode: shadow")
+    assert told(policy(here), policy(shadowed)) == [
+        f"rule 'a' ({action}) is in shadow mode now, where it decides nothing"
+    ]
+    assert told(policy(shadowed), policy(here)) == []
+
+
+def test_rules_in_shadow_mode_come_go_and_change_freely() -> None:
+    shadowed = [RULE % (action, ", mode: shadow") for action in ("deny", "allow")]
+    for old in (policy(preset="none"), *(policy(each, preset="none") for each in shadowed)):
+        for new in (policy(preset="none"), *(policy(each, preset="none") for each in shadowed)):
+            assert told(old, new) == []
+    allowing = policy(RULE % ("allow", ""), preset="none")
+    assert len(told(policy(shadowed[1], preset="none"), allowing)) == 1, "then it allows"
+    assert told(allowing, policy(shadowed[1], preset="none")) == []

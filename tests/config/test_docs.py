@@ -19,6 +19,7 @@ SECTIONS: dict[str, type[schema.Shape]] = {
     **schema.SECTIONS,
     **schema.ENTRIES,
     "rules": schema.RuleEntry,
+    "cases": schema.CaseEntry,
 }
 
 

@@ -254,7 +254,18 @@ def _policy(story: Json) -> list[str]:
         "a sandbox is required" if decision.get("sandbox") is True else "",
         f"approval is required ({_join(asks)})" if asks else "",
     ]
-    return [*out, "; ".join(text for text in demands if text)]
+    return [*out, "; ".join(text for text in demands if text), _in_shadow(decision)]
+
+
+def _in_shadow(decision: Json) -> str:
+    """What rules in shadow mode would have done, which they did not."""
+    shadow = _part(decision, "shadow")
+    if not shadow:
+        return ""
+    rules = _texts(shadow.get("rules"))
+    who = f"rule{'' if len(rules) == 1 else 's'} {_join(rules)}" if rules else "a rule"
+    why = f": {_text(shadow.get('reason'))}" if _text(shadow.get("reason")) else ""
+    return f"in shadow mode, and without effect: with {who} it would be {_text(shadow.get('verdict'))}{why}"
 
 
 def _approval(story: Json, records: list[Json], public: Ed25519PublicKey | None) -> list[str]:

@@ -6,10 +6,10 @@ import itertools
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
@@ -63,6 +63,9 @@ def list_(
     everything: bool = typer.Option(
         False, "--all", help="Every record instead of calls alone: reloads, accepted definitions, answers …"
     ),
+    shadow: bool = typer.Option(
+        False, "--shadow", help="Calls on which rules in shadow mode matched, and what these would have done."
+    ),
     as_json: options.PrintJson = False,
 ) -> None:
     """List calls, the newest first: when, id, tool, agent, status and reason.
@@ -70,18 +73,26 @@ def list_(
     \b
     ringfence audit list --limit 5
     ringfence audit list --all
+    ringfence audit list --shadow
     """
+    if everything and shadow:
+        common.fail("--all lists every record, --shadow calls: give one", 2)
     with _log(config_path, demo) as reader:
-        if everything:
+        if shadow:
+            rows = list(itertools.islice(_shadow_rows(reader), limit))
+        elif everything:
             rows = [_any_row(record) for record in reader.records(newest_first=True, limit=limit)]
         else:
             rows = list(itertools.islice(_call_rows(reader), limit))
     if as_json:
         common.dump(rows)
     elif not rows:
-        print("Nothing is on record yet.")
+        print("No rule in shadow mode matched a call on record." if shadow else "Nothing is on record yet.")
     else:
         _table(rows)
+        if shadow and sys.stdout.isatty():
+            counts = Counter(rule for row in rows for rule in row["shadow"].split(", "))
+            print("\n" + ", ".join(f"{safe(rule)}: {count}" for rule, count in counts.most_common()))
 
 
 @audit.command(short_help="Show all records of a call, and its stored payloads.")
@@ -244,7 +255,7 @@ def export(
     \b
     ringfence audit export march.jsonl --since 2026-03-01 --until 2026-04-01
     """
-    period = Period(_time(since, "--since"), _time(until, "--until"))
+    period = Period(common.read_time(since, "--since"), common.read_time(until, "--until"))
     if period.since is not None and period.until is not None and period.since >= period.until:
         common.fail("--since must lie before --until", 2)
     if os.path.lexists(path):
@@ -327,7 +338,7 @@ def prune(
     ringfence audit export 2025.jsonl --until 2026-01-01
     ringfence audit prune --before 2026-01-01
     """
-    moment = _time(before, "--before")
+    moment = common.read_time(before, "--before")
     assert moment is not None
     if moment > time.time():
         common.fail("--before must lie in the past", 2)
@@ -340,16 +351,6 @@ def prune(
         print(f"{gone.records} records of {gone.chains} chains in {folder} are removed. See: ringfence audit verify")
     else:
         print("Nothing was removed: nothing is that old, or it is still needed.")
-
-
-def _time(text: str | None, option: str) -> float | None:
-    if text is None:
-        return None
-    try:
-        read = datetime.fromisoformat(text)
-    except ValueError:
-        common.fail(f"{option}: {text!r} is not a time in ISO 8601, as in 2026-03-01 or 2026-03-01T08:30:00Z", 2)
-    return (read if read.tzinfo is not None else read.replace(tzinfo=UTC)).timestamp()
 
 
 # ── Finding ───────────────────────────────────────────────────────────────────────────────────────
@@ -446,6 +447,16 @@ def _call_row(record: Record) -> Json:
         "status": body.get("status"),
         "reason_code": body.get("reason_code"),
     }
+
+
+def _shadow_rows(reader: Reader) -> Iterator[Json]:
+    """The ended calls on which rules in shadow mode matched."""
+    for record in reader.records(kind="finished", newest_first=True):
+        found = _part(_part(record.body, "decision"), "shadow")
+        if found:
+            row = _call_row(record)
+            del row["reason_code"]
+            yield {**row, "would": found.get("verdict"), "shadow": ", ".join(map(str, found.get("rules") or ()))}
 
 
 def _part(body: Json, name: str) -> Json:

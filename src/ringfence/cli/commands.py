@@ -112,7 +112,7 @@ def every_command() -> Any:
     return typer.main.get_command(app)
 
 
-def load(verb: str) -> Callable[..., None] | typer.Typer:
+def load(verb: str) -> Callable[..., None] | typer.Typer:  # noqa: C901 - a case for each verb
     """The function or the group of commands of a verb. Each is imported when it is named, and no other."""
     match verb:
         case "run":
@@ -147,6 +147,14 @@ def load(verb: str) -> Callable[..., None] | typer.Typer:
             from ringfence.cli.check import check
 
             return check
+        case "policy":
+            from ringfence.cli.policy import policy
+
+            return policy
+        case "can":
+            from ringfence.cli.can import can
+
+            return can
         case "call":
             from ringfence.cli.call import call
 

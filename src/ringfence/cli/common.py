@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,17 @@ def writing(folder: Path) -> Iterator[Store]:
         yield store
     finally:
         store.close()
+
+
+def read_time(text: str | None, option: str) -> float | None:
+    """A moment that an option names. In ISO 8601, and UTC unless it says otherwise."""
+    if text is None:
+        return None
+    try:
+        read = datetime.fromisoformat(text)
+    except ValueError:
+        fail(f"{option}: {text!r} is not a time in ISO 8601, as in 2026-03-01 or 2026-03-01T08:30:00Z", 2)
+    return (read if read.tzinfo is not None else read.replace(tzinfo=UTC)).timestamp()
 
 
 def dump(value: Any) -> None:

@@ -11,6 +11,8 @@ VERBS = {
     "wrap": "Run any stdio MCP server in a box, as a drop-in command.",
     "serve": "Serve the gateway that a ringfence.yaml describes.",
     "check": "Check a ringfence.yaml and report every problem.",
+    "policy": "Test the rules of policy by cases, and on the calls on record.",
+    "can": "Tell what would happen to a call and why, without making it.",
     "call": "Call one tool, through a running gateway or in this process.",
     "approvals": "List the calls that wait for an approval, and answer them.",
     "audit": "Read, explain, verify and export the audit log.",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ringfence.config.compare import loosens
     from ringfence.config.folders import doubts, overlaps
-    from ringfence.config.loading import load, loads
+    from ringfence.config.loading import is_policy_file, load, loads, with_policy_file
     from ringfence.config.paths import (
         default_paths,
         key_folder,
@@ -26,6 +26,7 @@ __all__ = [
     "default_paths",
     "doubts",
     "is_loopback",
+    "is_policy_file",
     "key_folder",
     "listen_address",
     "load",
@@ -37,6 +38,7 @@ __all__ = [
     "process_environment",
     "sealed",
     "state_folder",
+    "with_policy_file",
 ]
 
 # A module is loaded when one of its names is first used: a program that reads no file does not wait for the parser.
@@ -45,7 +47,7 @@ _HOMES = {
     **dict.fromkeys(
         ("default_paths", "key_folder", "not_obeyed", "own_paths", "process_environment", "state_folder"), "paths"
     ),
-    **dict.fromkeys(("load", "loads"), "loading"),
+    **dict.fromkeys(("is_policy_file", "load", "loads", "with_policy_file"), "loading"),
     **dict.fromkeys(("is_loopback", "listen_address"), "validators"),
     "loosens": "compare",
     "doubts": "folders",

@@ -27,7 +27,7 @@ from ringfence.core.model import (
     ServerSpec,
     Transport,
 )
-from ringfence.governance.policy import PRESETS
+from ringfence.governance.policy import PRESETS, SHADOW
 
 Holds = Callable[[Any, Any], bool]
 """Whether going from the old value to the new one permits nothing more."""
@@ -281,7 +281,7 @@ def _contracts(old: Config, new: Config) -> Iterator[str]:
 
 
 def _conditions(config: Config) -> Iterator[str]:
-    yield from (rule.when for rule in config.policy.rules if rule.when is not None)
+    yield from (rule.when for rule in config.policy.rules if rule.when is not None and rule.mode != SHADOW)
     yield from (rule.when for rule in config.approvals.values() if rule.when is not None)
 
 
@@ -333,14 +333,16 @@ def _rules(old: Config, new: Config) -> Iterator[str]:
     before = _in_force(old)
     after = _in_force(new)
     meant = [_meaning(rule) for rule in after]
+    shadows = {rule.id for rule in new.policy.rules if rule.mode == SHADOW}
     for rule in before:
         if _meaning(rule) in meant or _meaning(replace(rule, action=Action.DENY, approval=None)) in meant:
             continue
+        how = "is in shadow mode now, where it decides nothing" if rule.id in shadows else "is gone or changed"
         if rule.action in _RESTRICTING:
-            yield f"rule {rule.id!r} ({rule.action}) is gone or changed"
+            yield f"rule {rule.id!r} ({rule.action}) {how}"
         elif rule.when is not None or rule.argument_patterns:
             # A condition that fails on a call denies it; without the rule nothing fails.
-            yield f"rule {rule.id!r} ({rule.action}) is gone or changed, and its condition could have denied"
+            yield f"rule {rule.id!r} ({rule.action}) {how}, and its condition could have denied"
     if all(any(_matches_all(rule, mode) for rule in before) for mode in Mode):
         return  # nothing was left to the default: another rule can only restrict
     had = [_meaning(rule) for rule in before]
@@ -352,6 +354,7 @@ def _rules(old: Config, new: Config) -> Iterator[str]:
 def _in_force(config: Config) -> list[Rule]:
     every = [*config.policy.rules, *PRESETS.get(config.policy.preset, ())]
     here = config.environment
+    every = [rule for rule in every if rule.mode != SHADOW]  # those may come, go and change: they decide nothing
     return [rule for rule in every if rule.enabled and (not rule.environments or here in rule.environments)]
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import cast
 
 from ringfence.config import checks, paths, schema, validators, yaml
-from ringfence.config.draft import Draft, Shaped, read_draft, shaped
+from ringfence.config.draft import Draft, Shaped, keys_of, read_draft, shaped
 from ringfence.config.settings import SANDBOX_NETWORK, Config, GatewaySettings, PolicySettings, SandboxSettings, sealed
 from ringfence.config.validators import did_you_mean
 from ringfence.config.yaml import Where, YamlSource
@@ -20,7 +20,9 @@ from ringfence.core.errors import ConfigError, Problem
 from ringfence.core.model import (
     Action,
     ApprovalRule,
+    CallKind,
     Contract,
+    Mode,
     NetworkSpec,
     PackageSpec,
     Person,
@@ -32,8 +34,9 @@ from ringfence.core.model import (
 )
 from ringfence.core.record import dataclass
 from ringfence.governance import contract, policy
+from ringfence.governance.cases import PolicyCase
 from ringfence.packages.cache import AT, folder_of
-from ringfence.sandbox.tools.toolkit import box_makers
+from ringfence.sandbox.tools.toolkit import PROGRAMS, box_makers, declarable_tools
 
 _LOOPBACK = schema.GatewaySection().listen
 """Where the gateway is where the command line wants it at an address, and the file at a socket."""
@@ -64,7 +67,8 @@ def _config(text: str, file: str, path: Path, files: tuple[Path, ...], base: Pat
         raise ConfigError(sorted(read.problems))
     draft = read_draft(read, path.parent if base is None else paths.resolve("", base))
     checks.check(draft)
-    policy = read_policy(draft)
+    read_rules = read_policy(draft)
+    policy = read_rules.settings
     contracts = {name: _contract(draft, name, found) for name, found in draft.capabilities.items()}
     problems = sorted({*read.problems, *draft.elsewhere})
     if problems:
@@ -88,6 +92,8 @@ def _config(text: str, file: str, path: Path, files: tuple[Path, ...], base: Pat
         sandbox=_sandbox(draft.sandbox.shape, draft.base),
         warnings=tuple(sorted(draft.warnings)),
         files=(*files, *policy.files),
+        rule_places=read_rules.places,
+        cases=read_rules.cases,
     )
     return sealed(config)
 
@@ -288,28 +294,111 @@ def _sandbox(shape: schema.SandboxSection, base: Path) -> SandboxSettings:
     )
 
 
-# ── Policy: the rules of the file and of the policy files that it names ───────────────────────────
+# ── Policy: the rules and cases of the file and of the policy files that it names ─────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """What rules and cases may name."""
+
+    approvals: Collection[str]
+    servers: Collection[str]
+    capabilities: Collection[str]
+    rules: Collection[str] = ()
+    """Those of a configuration that this file is read for."""
 
 
 @dataclass(slots=True)
 class _Rules:
-    draft: Draft
+    names: _Names
+    elsewhere: list[Problem]
+    """Problems of policy files."""
     rules: list[Rule] = field(default_factory=list)
     first: dict[str, Problem] = field(default_factory=dict)
     """Where each id was seen first."""
+    cases: list[tuple[YamlSource, Where]] = field(default_factory=list)
+    """Where cases stand. They are read when all rules are known."""
+    sources: list[YamlSource] = field(default_factory=list)
+    """The policy files."""
 
 
-def read_policy(draft: Draft) -> PolicySettings:
-    """All rules, in order; their problems go where the draft's do."""
-    found = _Rules(draft)
+@dataclass(frozen=True, slots=True)
+class _Policy:
+    settings: PolicySettings
+    places: dict[str, tuple[str, int, int]]
+    cases: tuple[PolicyCase, ...]
+
+
+def read_policy(draft: Draft) -> _Policy:
+    """All rules, in order, and all cases; their problems go where the draft's do."""
+    own = () if draft.sandbox.shape.max_sessions == 0 else declarable_tools()
+    capabilities = [*draft.capabilities, *PROGRAMS, *(tool for tool in own if tool not in PROGRAMS)]
+    found = _Rules(_Names([*draft.approvals, "always"], draft.servers, capabilities), draft.elsewhere)
     shape = draft.policy.shape
-    _take(found, draft.source, (*draft.policy.where, "rules"), len(shape.rules or ()))
+    where = draft.policy.where
+    _take(found, draft.source, (*where, "rules"), len(shape.rules or ()))
+    found.cases += [(draft.source, (*where, "cases", index)) for index in range(len(shape.cases or ()))]
     files = []
     for index, name in enumerate(shape.files):
         path = paths.resolve(name, draft.base)
         files.append(path)
-        _take_file(found, path, _shown(draft, name, path), (*draft.policy.where, "files", index))
-    return PolicySettings(shape.preset, shape.default, tuple(found.rules), tuple(files))
+        file = _shown(draft, name, path)
+        text, problems = yaml.read_file(path, file)
+        if text is not None:
+            _take_file(found, yaml.parse(text, file))
+        elif all(problem.line == 1 and problem.column == 1 for problem in problems):
+            # What is not there has no lines; the place to change is where it was named.
+            for problem in problems:
+                draft.problem((*where, "files", index), f"{file} {problem.text}")
+        else:
+            draft.elsewhere.extend(problems)
+    return _read(found, PolicySettings(shape.preset, shape.default, files=tuple(files)))
+
+
+def _read(found: _Rules, settings: PolicySettings) -> _Policy:
+    told: dict[str, Problem] = {}
+    cases = [_case(found, at, where, told) for at, where in found.cases]
+    places = {name: (at.file, at.line, at.column) for name, at in found.first.items()}
+    found.elsewhere += [problem for at in found.sources for problem in at.problems]
+    return _Policy(replace(settings, rules=tuple(found.rules)), places, tuple(cases))
+
+
+def is_policy_file(path: Path) -> bool:
+    """Whether a file has rules or cases at its top, and is no configuration."""
+    text, _ = yaml.read_file(paths.resolve(str(path), Path()), str(path))
+    value = None if text is None else yaml.parse(text, str(path)).value
+    known = set(keys_of(schema.PolicyFileTop))
+    return isinstance(value, dict) and bool(known & value.keys()) and not value.keys() & set(schema.ENTRIES)
+
+
+def with_policy_file(settings: Config, path: Path) -> Config:
+    """The configuration with the rules of a policy file: one of an id that there is takes its place, others are added.
+    The cases are those of the file alone. Raises ConfigError with every problem of the file."""
+    absolute = paths.resolve(str(path), Path())
+    text, problems = yaml.read_file(absolute, str(path))
+    if text is None:
+        raise ConfigError(problems)
+    names = _Names(
+        approvals=[*settings.approvals, "always"],
+        servers=settings.servers,
+        capabilities=[*settings.contracts, *declarable_tools()],
+        rules=[rule.id for rule in settings.policy.rules],
+    )
+    found = _Rules(names, [])
+    _take_file(found, yaml.parse(text, str(path)))
+    read = _read(found, settings.policy)
+    if found.elsewhere:
+        raise ConfigError(sorted(set(found.elsewhere)))
+    new = {rule.id: rule for rule in read.settings.rules}
+    kept = [new.pop(rule.id, rule) for rule in settings.policy.rules]
+    return sealed(
+        replace(
+            settings,
+            policy=replace(settings.policy, rules=(*kept, *new.values())),
+            rule_places={**settings.rule_places, **read.places},
+            cases=read.cases,
+        )
+    )
 
 
 def _shown(draft: Draft, name: str, path: Path) -> str:
@@ -319,26 +408,17 @@ def _shown(draft: Draft, name: str, path: Path) -> str:
     return yaml.one_line(os.path.normpath(os.path.join(os.path.dirname(draft.source.file), name)))
 
 
-def _take_file(found: _Rules, path: Path, file: str, named_at: Where) -> None:
-    text, problems = yaml.read_file(path, file)
-    if text is None:
-        # What is not there has no lines; the place to change is where it was named.
-        unreadable = all(problem.line == 1 and problem.column == 1 for problem in problems)
-        if unreadable:
-            for problem in problems:
-                found.draft.problem(named_at, f"{file} {problem.text}")
-        else:
-            found.draft.elsewhere.extend(problems)
-        return
-    read_source = yaml.parse(text, file)
-    if read_source.value is None and not read_source.problems:
-        read_source.value = {}
-    if isinstance(read_source.value, dict):
-        whole = shaped(schema.PolicyFileTop, read_source, ())
-        _take(found, read_source, ("rules",), len(whole.shape.rules or ()))
-    elif not read_source.problems:
-        read_source.problems.append(read_source.problem((), "a policy file is a mapping with rules: at its top"))
-    found.draft.elsewhere.extend(read_source.problems)
+def _take_file(found: _Rules, at: YamlSource) -> None:
+    """The rules and cases of a policy file."""
+    if at.value is None and not at.problems:
+        at.value = {}
+    if isinstance(at.value, dict):
+        whole = shaped(schema.PolicyFileTop, at, ())
+        _take(found, at, ("rules",), len(whole.shape.rules or ()))
+        found.cases += [(at, ("cases", index)) for index in range(len(whole.shape.cases or ()))]
+    elif not at.problems:
+        at.problems.append(at.problem((), "a policy file is a mapping with rules: at its top"))
+    found.sources.append(at)
 
 
 def _take(found: _Rules, at: YamlSource, where: Where, count: int) -> None:
@@ -354,7 +434,7 @@ def _take(found: _Rules, at: YamlSource, where: Where, count: int) -> None:
                 at.problems.append(at.problem(where_in, text))
         for key, text in checks.unbuilt_rule_keys(written.shape):
             at.problems.append(at.problem((*written.where, key), text, key=True))
-        _check_names(found.draft, at, written)
+        _check_names(found.names, at, written)
         found.rules.append(rule)
 
 
@@ -374,15 +454,15 @@ def _check_id(found: _Rules, at: YamlSource, written: Shaped[schema.RuleEntry]) 
         found.first[name] = at.problem(where, "")
 
 
-def _check_names(draft: Draft, at: YamlSource, written: Shaped[schema.RuleEntry]) -> None:
+def _check_names(names: _Names, at: YamlSource, written: Shaped[schema.RuleEntry]) -> None:
     shape = written.shape
     where = written.where
-    if shape.approval is not None and shape.approval not in (known := [*draft.approvals, "always"]):
-        text = f"no approval named {shape.approval!r}{did_you_mean(shape.approval, known)}"
+    if shape.approval is not None and shape.approval not in names.approvals:
+        text = f"no approval named {shape.approval!r}{did_you_mean(shape.approval, names.approvals)}"
         at.problems.append(at.problem((*where, "approval"), text))
     for index, name in enumerate(shape.servers):
-        if not set("*?[") & set(name) and name not in draft.servers:
-            text = f"no server named {name!r}{did_you_mean(name, draft.servers)}"
+        if not set("*?[") & set(name) and name not in names.servers:
+            text = f"no server named {name!r}{did_you_mean(name, names.servers)}"
             at.problems.append(at.problem((*where, "servers", index), text))
 
 
@@ -403,4 +483,88 @@ def _rule(shape: schema.RuleEntry) -> Rule:
         owasp_asi_id=shape.owasp_asi_id,
         normalize=shape.normalize,
         enabled=shape.enabled,
+        mode=shape.mode,
     )
+
+
+_KINDS: tuple[CallKind, ...] = ("tool", "resource", "prompt")
+
+
+def _case(found: _Rules, at: YamlSource, where: Where, told: dict[str, Problem]) -> PolicyCase:
+    """One case. `told` has the names of those before it."""
+    written = shaped(schema.CaseEntry, at, where)
+    shape = written.shape
+
+    def problem(path: Where, text: str, *, key: bool = False) -> None:
+        at.problems.append(at.problem((*where, *path), text, key=key))
+
+    if "name" not in written.broken:
+        if shape.name in told:
+            first = told[shape.name]
+            problem(("name",), f"duplicate case {shape.name!r} (first at {first.file}:{first.line}:{first.column})")
+        told.setdefault(shape.name, at.problem((*where, "name"), ""))
+    named = [kind for kind in _KINDS if kind in written.broken or getattr(shape, kind) is not None]
+    if not named and "expect" not in written.broken:
+        problem((), "missing key 'tool': what is called? (or resource, or prompt)")
+    for kind in named[1:]:
+        problem((kind,), f"a case is one call: {named[0]} or {kind}", key=True)
+    kind = named[0] if named else "tool"
+    if not written.broken & {"tool", "resource", "prompt", "mode", "server"}:
+        _check_called(found.names, shape, kind, problem)
+    known = [*found.first, *found.names.rules, *(rule.id for rules in policy.PRESETS.values() for rule in rules)]
+    for key in ("rules", "not_rules"):
+        for index, name in enumerate(getattr(shape, key) or ()):
+            if name not in known:
+                problem((key, index), f"no rule has the id {name!r}{did_you_mean(name, known)}")
+    if shape.approval is not None and shape.approval not in found.names.approvals:
+        text = f"no approval named {shape.approval!r}{did_you_mean(shape.approval, found.names.approvals)}"
+        problem(("approval",), text)
+    place = at.place(where)
+    called = getattr(shape, kind) or "_"
+    arguments = {"uri": called} if kind == "resource" else shape.args
+    server = shape.server
+    if kind != "tool" and server is None and len(found.names.servers) == 1:
+        server = next(iter(found.names.servers))
+    return PolicyCase(
+        name=shape.name,
+        place=(at.file, place.line, place.column),
+        tool=called,
+        expect="+".join(sorted(shape.expect)),
+        kind=kind,
+        server=server,
+        arguments={"name": called, "arguments": arguments} if kind == "prompt" else arguments,
+        meta=shape.call_meta,
+        agent=shape.agent,
+        roles=tuple(shape.roles),
+        person=shape.person,
+        environment=shape.environment,
+        labels=None if shape.labels is None else tuple(shape.labels),
+        mode=None if shape.mode is None else Mode(shape.mode),
+        rules=None if shape.rules is None else tuple(shape.rules),
+        not_rules=tuple(shape.not_rules),
+        approval=shape.approval,
+        would=None if shape.would is None else "+".join(sorted(shape.would)),
+    )
+
+
+def _check_called(names: _Names, shape: schema.CaseEntry, kind: CallKind, problem: Callable[..., None]) -> None:
+    """What a case calls has to be there, or to be described."""
+    if kind != "tool":
+        if shape.mode is not None:
+            problem(("mode",), f"a {kind} has the mode read", key=True)
+        if kind == "resource" and shape.args:
+            problem(("args",), "a resource has no arguments but its URI", key=True)
+        if shape.server is None and len(names.servers) != 1:
+            problem((kind,), f"whose {kind} is it? Name its server with server:", key=True)
+        elif shape.server is not None and shape.server not in names.servers:
+            problem(("server",), f"no server named {shape.server!r}{did_you_mean(shape.server, names.servers)}")
+        return
+    if shape.tool is None:
+        return
+    if shape.tool in names.capabilities:
+        for key in ("mode", "server"):
+            if getattr(shape, key) is not None:
+                problem((key,), f"{shape.tool!r} has a contract, which says that: leave it out", key=True)
+    elif shape.mode is None:
+        hint = did_you_mean(shape.tool, names.capabilities) or "; of a tool without a contract, say its mode:"
+        problem(("tool",), f"no capability named {shape.tool!r}{hint}")

@@ -47,6 +47,12 @@ Port = Annotated[int, Field(ge=1, le=65_535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Mebibytes = BeforeValidator(validators.mebibytes)
 """Also understands text with a unit, as in 2G."""
+Verdict = Annotated[
+    list[Literal["allow", "ask", "sandbox", "deny", "error"]],
+    Field(min_length=1),
+    BeforeValidator(validators.one_or_more),
+    AfterValidator(validators.expected),
+]
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 
 
@@ -289,7 +295,39 @@ class RuleEntry(Shape):
     owasp_asi_id: str | None = None
     normalize: bool = True
     enabled: bool = True
+    mode: Literal["enforce", "shadow"] = "enforce"
     placeholders: ClassVar[dict[str, Any]] = {"id": "_", "action": "deny"}
+
+
+class CaseEntry(Shape):
+    name: Text
+    tool: Text | None = None
+    resource: Text | None = None
+    prompt: Text | None = None
+    server: Word | None = None
+    args: dict[str, Any] = {}
+    call_meta: dict[str, Any] = Field(default={}, alias="meta")
+    agent: Word = "local"
+    roles: list[Word] = []
+    person: Text | None = None
+    environment: Word | None = None
+    labels: list[Word] | None = None
+    mode: Literal["read", "write", "high_risk"] | None = None
+    expect: Verdict
+    rules: list[Word] | None = None
+    not_rules: list[Word] = []
+    approval: Word | None = None
+    would: Verdict | None = None
+    placeholders: ClassVar[dict[str, Any]] = {"name": "_", "expect": ["deny"]}
+    meant: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("arguments", "params", "input"), "args"),
+        **dict.fromkeys(("verdict", "expected", "decision", "action"), "expect"),
+        **dict.fromkeys(("call", "capability"), "tool"),
+        **dict.fromkeys(("rule", "matched"), "rules"),
+        "_meta": "meta",
+        "id": "name",
+        "role": "roles",
+    }
 
 
 class PolicySection(Shape):
@@ -297,10 +335,12 @@ class PolicySection(Shape):
     default: Literal["deny", "allow_read"] = "deny"
     rules: list[Any] | None = []
     files: list[Text] = []
+    cases: list[Any] | None = []
 
 
 class PolicyFileTop(Shape):
     rules: list[Any] | None = []
+    cases: list[Any] | None = []
 
 
 class TemplateEntry(Shape):

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ringfence.core import canonical
 from ringfence.core.box import SetUp
 from ringfence.core.errors import Problem
 from ringfence.core.model import ApprovalRule, Contract, NetworkSpec, Person, Rule, SecretSpec, ServerSpec, VaultSpec
 from ringfence.core.record import dataclass
+
+if TYPE_CHECKING:
+    from ringfence.governance.cases import PolicyCase
 
 SANDBOX_NETWORK = "sandbox"
 """The network that `sandbox.network_enabled` gives to boxes whose contract names none."""
@@ -109,6 +112,10 @@ class Config:
     """Every file that was read: the configuration and its policy files."""
     places: Mapping[str, tuple[str, int, int]] = field(default_factory=dict)
     """File, line and column of each secret: that its value cannot be used is known only when it is read."""
+    rule_places: Mapping[str, tuple[str, int, int]] = field(default_factory=dict)
+    """The same of each rule."""
+    cases: tuple[PolicyCase, ...] = ()
+    """What rules are tested by. They decide nothing."""
     digest: str = ""
     """Of everything that matters to a call; comments and the order of keys do not."""
 
@@ -118,7 +125,7 @@ def sealed(config: Config) -> Config:
     said = {
         name: value
         for name, value in asdict(config).items()
-        if name not in ("path", "warnings", "files", "places", "digest")
+        if name not in ("path", "warnings", "files", "places", "rule_places", "cases", "digest")
     }
     return replace(config, digest=canonical.digest(_plain(said)))
 

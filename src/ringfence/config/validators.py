@@ -15,6 +15,7 @@ from ringfence.core.quoting import quoted
 from ringfence.core.sizes import parse_size
 from ringfence.egress import rules
 from ringfence.governance.call_meta import TRACE
+from ringfence.governance.cases import TOGETHER
 from ringfence.governance.policy import PRESETS
 from ringfence.packages.allowlist import AllowedPackage
 
@@ -264,6 +265,20 @@ def argv(value: Any) -> Any:
 def switch(value: Any) -> Any:
     """`true` and `false` for `on` and `off`."""
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
+def one_or_more(value: Any) -> Any:
+    """One word, or a list of words."""
+    return [value] if isinstance(value, str) else value
+
+
+def expected(words: list[str]) -> list[str]:
+    """What a case expects: one verdict."""
+    if len(set(words)) < len(words):
+        raise ValueError("the same word twice")
+    if len(words) > 1 and not set(words) <= set(TOGETHER):
+        raise ValueError(f"{' and '.join(words)} cannot both be: only {' and '.join(TOGETHER)} go together")
+    return words
 
 
 def secret_names(value: Any) -> Any:

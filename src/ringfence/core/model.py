@@ -292,9 +292,24 @@ class Rule:
     normalize: bool = True
     """Whether its argument patterns are also tried on text with look-alikes made alike."""
     enabled: bool = True
+    mode: Literal["enforce", "shadow"] = "enforce"
+    """In shadow mode it decides nothing; what it would have done is told."""
 
 
 # ── What happens to a call ────────────────────────────────────────────────────────────────────────
+
+
+@plain
+class Shadow:
+    """What rules in shadow mode would have made of one call."""
+
+    rules: tuple[str, ...]
+    """Ids of those that matched, highest priority first."""
+    verdict: str
+    """The whole decision, had they been in force, in a word: see `policy.verdict`."""
+    reason: str
+    error: str | None = None
+    """What could not be evaluated, which would have denied the call."""
 
 
 @plain
@@ -315,6 +330,8 @@ class Decision:
     policy_digest: str = ""
     forms: tuple[tuple[str, str], ...] = ()
     """The rules that matched by their argument patterns, each with the form of the text that the match is in."""
+    shadow: Shadow | None = None
+    """None: no rule in shadow mode had anything to say."""
 
 
 @plain

@@ -30,7 +30,7 @@ def binding(rules: Rulebook, state: CallState, contract: Contract, requirement: 
         "pin": state.definition.digest if state.definition is not None else None,
         "arguments": state.arguments_digest,
         "contract": contract.digest,
-        "policy": rules.policy.digest,
+        "policy": rules.policy.enforced_digest,
         "environment": rules.environment,
         "approval": rules.approvals.terms(requirement),
     }

@@ -86,29 +86,14 @@ def client_of(call: Call) -> str:
     return call.session or call.origin
 
 
-class Approvals:
-    """Asks people, waits, and decides whether a call may go on. The grant consumes the approval."""
+class ApprovalTerms:
+    """Which calls need a person's approval, and who may give it: what the configuration says, and nothing else."""
 
-    def __init__(
-        self,
-        store: Store,
-        rules: Mapping[str, ApprovalRule],
-        people: Mapping[str, Person],
-        *,
-        wait_seconds: float,
-        places: QuestionPlaces | None = None,
-    ) -> None:
-        """Without `people` there is one person, who has every role. `places` outlive a change of the rules."""
-        self._store = store
-        self._places = places or QuestionPlaces()
+    def __init__(self, rules: Mapping[str, ApprovalRule], people: Mapping[str, Person]) -> None:
+        """Without `people` there is one person, who has every role."""
         self._rules = {**rules, "always": ALWAYS}
         self._people = people
         self._conditions = {n: Expression(r.when) for n, r in rules.items() if r.when is not None}
-        self._wait = wait_seconds
-        self._making = asyncio.Lock()
-        """Summaries are made one at a time: more threads would take the interpreter from the loop."""
-        self._turns: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
-        """By client: of each, one summary at most waits to be made, so that one who asks much holds up itself."""
 
     def requirement(self, contract: Contract, decision: Decision, variables: Callable[[], Json]) -> Requirement | None:
         """What must be asked for this call, if anything. A condition that fails to evaluate asks."""
@@ -142,6 +127,16 @@ class Approvals:
             "asked": [list(requirement.roles), requirement.self_approval, requirement.people],
         }
 
+    def condition(self, name: str) -> str | None:
+        """When the approval rule of this name applies; None: always."""
+        return self._rules[name].when
+
+    def able(self, requirement: Requirement) -> list[str] | None:
+        """The people who may answer, by name; None where there is only the local user."""
+        if not self._people:
+            return None
+        return [person.name for person in self._people.values() if person.holds(requirement.roles)]
+
     def doubt(self, proof: ProvenApproval) -> str | None:
         """Why the answers in the log are not those of people who may give them; None if they are."""
         asked_for = proof.question.get("asked_for")
@@ -161,6 +156,29 @@ class Approvals:
             return condition.test(variables())
         except ExpressionError:
             return True
+
+
+class Approvals(ApprovalTerms):
+    """Asks people, waits, and decides whether a call may go on. The grant consumes the approval."""
+
+    def __init__(
+        self,
+        store: Store,
+        rules: Mapping[str, ApprovalRule],
+        people: Mapping[str, Person],
+        *,
+        wait_seconds: float,
+        places: QuestionPlaces | None = None,
+    ) -> None:
+        """`places` outlive a change of the rules."""
+        super().__init__(rules, people)
+        self._store = store
+        self._places = places or QuestionPlaces()
+        self._wait = wait_seconds
+        self._making = asyncio.Lock()
+        """Summaries are made one at a time: more threads would take the interpreter from the loop."""
+        self._turns: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        """By client: of each, one summary at most waits to be made, so that one who asks much holds up itself."""
 
     async def obtain(
         self,

@@ -121,6 +121,8 @@ def build(ending: Ending) -> Json:
     found.update(_of_server(ending) if ending.ran is None else _of_box(ending.ran.report))
     if ending.within is not None:
         found.update(_of_session(ending.within))
+    if decision is not None and decision.shadow is not None:
+        found["shadow"] = {"rules": list(decision.shadow.rules), "verdict": decision.shadow.verdict}
     if ending.lasts is not None and changed is Effect.CONFIRMED:
         found["lasts"] = ending.lasts
     if ending.possible.declared_read and ending.dispatched:

@@ -28,6 +28,7 @@ from ringfence.core.model import (
     Json,
     Outcome,
     Receipt,
+    Shadow,
     Transport,
     own_words,
 )
@@ -340,7 +341,7 @@ def _for_record(facts: Json, state: CallState) -> Json:
     return out
 
 
-_REPEATED = ("contract_digest", "rules", "ended", "effect", "effect_basis", "lasts")
+_REPEATED = ("contract_digest", "rules", "shadow", "ended", "effect", "effect_basis", "lasts")
 _COUNTED = ("output", "usage", "network", "session")
 _ECHOED = ("call_id", "decision_id")
 _ENDED = ("message", "replayed_from", "attempts", "status", "reason_code", "effect")
@@ -420,7 +421,13 @@ def of_decision(decision: Decision, clean: Callable[[str], GuardedText]) -> Json
         "policy_digest": decision.policy_digest,
         "error": None if decision.error is None else clean(decision.error),
         **({"forms": dict(decision.forms)} if decision.forms else {}),
+        **({"shadow": _of_shadow(decision.shadow, clean)} if decision.shadow is not None else {}),
     }
+
+
+def _of_shadow(shadow: Shadow, clean: Callable[[str], GuardedText]) -> Json:
+    error = {} if shadow.error is None else {"error": clean(shadow.error)}
+    return {"rules": list(shadow.rules), "verdict": shadow.verdict, "reason": clean(shadow.reason), **error}
 
 
 def of_approval(approval: Approval) -> Json:

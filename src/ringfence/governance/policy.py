@@ -1,14 +1,15 @@
 """What policy says of a call: pure, default-deny, and an error denies.
 
 Rules join thus: `deny` beats all; otherwise `ask` and `sandbox` both apply when both match (an approval never
-removes the sandbox); `warn` and `audit` allow and mark; `allow` allows; nothing matched leaves the default.
+removes the sandbox); `warn` and `audit` allow and mark; `allow` allows; nothing matched leaves the default. A rule in
+shadow mode takes no part: what it would have changed is told beside the decision.
 `docs/policy.md` has the presets as a table, and a test reads it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -21,7 +22,7 @@ from ringfence.core import canonical
 from ringfence.core.aio import in_thread
 from ringfence.core.expression import Expression, ExpressionError, variables
 from ringfence.core.invisible import folded
-from ringfence.core.model import Action, Call, Contract, Decision, Json, Mode, Rule
+from ringfence.core.model import Action, Call, Contract, Decision, Json, Mode, Principal, Rule, Shadow
 from ringfence.core.record import dataclass
 from ringfence.governance import uris
 
@@ -35,6 +36,9 @@ FORMS = (AS_SENT, "string", "joined", "carried", "normalized")
 questions, `_meta`, the session that it runs in); and all of these with what looks alike made alike."""
 OTHER_NAME = "other_name"
 """In place of `as_sent`, where a rule matched another name of a prompt than the one that it was asked for by."""
+
+SHADOW = "shadow"
+"""The mode of rules that decide nothing."""
 
 _MANY = 32
 """From so many texts on, a pattern is first tried on all of them together."""
@@ -437,6 +441,8 @@ class _Candidates:
     rules: tuple[_Compiled, ...]
     settled: Decision | None
     """The decision itself, but for its id, where no rule looks at the call's arguments or condition."""
+    shadows: tuple[_Compiled, ...] = ()
+    """Those in shadow mode, which are no part of the rest."""
     joined: dict[int, Decision] = field(default_factory=dict)
     """Where some do: what those that matched come to, by their places as bits."""
 
@@ -460,9 +466,22 @@ class Policy:
         self.digest = canonical.digest(
             {"environment": environment, "default": default, "preset": preset, "rules": [asdict(r) for r in every]}
         )
+        enforced = [rule for rule in every if rule.mode != SHADOW]
+        self.enforced_digest = self.digest
+        """Without the rules in shadow mode: whatever is bound to what is decided goes by this one."""
+        if len(enforced) < len(every):
+            ruled = [asdict(rule) for rule in enforced]
+            self.enforced_digest = canonical.digest(
+                {"environment": environment, "default": default, "preset": preset, "rules": ruled}
+            )
+        self.rules = tuple(every)
+        """All of them, those of the preset last."""
         self._default = default
+        self._actions = {rule.id: rule.action for rule in every}
         usable = [r for r in every if r.enabled and (not r.environments or environment in r.environments)]
-        self._rules = [_Compiled(r) for r in sorted(usable, key=lambda r: -r.priority)]  # stable: file order within
+        ordered = [_Compiled(r) for r in sorted(usable, key=lambda r: -r.priority)]  # stable: file order within
+        self._rules = [compiled for compiled in ordered if compiled.rule.mode != SHADOW]
+        self._shadows = [compiled for compiled in ordered if compiled.rule.mode == SHADOW]
         self._cache: dict[tuple[str, str, str | None, Mode], _Candidates] = {}
 
     def decide(self, call: Call, contract: Contract) -> Decision:
@@ -470,7 +489,8 @@ class Policy:
         if others := _other_names(call, contract):
             return self._decide_by_names(call, contract, others)
         candidates = self._candidates(call, contract)
-        if candidates.settled is not None:
+        shadows = candidates.shadows
+        if candidates.settled is not None and not shadows:
             return _with_new_id(candidates.settled)
         matched = 0
         errors: list[str] = []
@@ -490,13 +510,42 @@ class Policy:
                 if form != AS_SENT:
                     forms[compiled.rule.id] = form
         usual = not errors and not forms
-        decision = candidates.joined.get(matched) if usual else None
-        if decision is None:
+        decision = candidates.settled or (candidates.joined.get(matched) if usual else None)
+        rules: list[Rule] = []
+        if decision is None or shadows:
             rules = [compiled.rule for place, compiled in enumerate(candidates.rules) if matched >> place & 1]
+        if decision is None:
             decision = self._join(rules, errors, contract.mode, forms)
             if usual and len(candidates.joined) < _JOINED:
                 candidates.joined[matched] = decision
+        if shadows:
+            # After all others: nothing that is spent on these can be missing there.
+            wrong: list[str] = []
+            also = [(each.rule, form) for each in shadows if (form := _matched(each, seen, see, wrong)) is not None]
+            decision = self._shadowed(decision, rules, forms, also, (errors, wrong), contract.mode)
         return _with_new_id(decision)
+
+    def _shadowed(
+        self,
+        decision: Decision,
+        rules: Sequence[Rule],
+        forms: Mapping[str, str],
+        also: Sequence[tuple[Rule, str]],
+        errors: tuple[Sequence[str], Sequence[str]],
+        mode: Mode,
+    ) -> Decision:
+        """The decision, with what it would have been had the rules in shadow mode that matched been in force. `errors`
+        are those of the others, and theirs."""
+        wrong = errors[1]
+        if not also and not wrong:
+            return decision
+        every = sorted([*rules, *(rule for rule, _ in also)], key=lambda rule: -rule.priority)
+        would = self._join(
+            every, [*errors[0], *wrong], mode, {**forms, **{r.id: form for r, form in also if form != AS_SENT}}
+        )
+        error = "; ".join(wrong) or None
+        shadow = Shadow(tuple(rule.id for rule, _ in also), verdict(would), would.reason, error)
+        return replace(decision, shadow=shadow)
 
     async def decided(self, call: Call, contract: Contract) -> Decision:
         """The same as `decide`, while others are served."""
@@ -506,26 +555,91 @@ class Policy:
 
     def _decide_by_names(self, call: Call, contract: Contract, others: Iterable[str]) -> Decision:
         """The same for what has several names: a rule allows by the one that was used, and restricts by any."""
-        found: set[int] = set()
+        found: dict[int, str] = {}
         errors: list[str] = []
-        forms: dict[str, str] = {}
+        wrong: list[str] = []
         for name in (call.tool, *others):
             named = replace(call, tool=name)
             candidates = self._candidates(named, contract)
             if candidates.settled is not None and candidates.settled.error is not None:
                 errors.append(candidates.settled.error)
             seen, see = _Seen(named), partial(variables, named, contract, self.environment)
-            for compiled in candidates.rules:
+            for compiled in (*candidates.rules, *candidates.shadows):
                 other = name != call.tool
                 if id(compiled) in found or (other and compiled.rule.action is Action.ALLOW):
                     continue
-                form = _matched(compiled, seen, see, errors)
+                form = _matched(compiled, seen, see, wrong if compiled.rule.mode == SHADOW else errors)
                 if form is not None:
-                    found.add(id(compiled))
-                    if other or form != AS_SENT:
-                        forms[compiled.rule.id] = OTHER_NAME if form == AS_SENT else form
+                    found[id(compiled)] = OTHER_NAME if other and form == AS_SENT else form
         rules = [compiled.rule for compiled in self._rules if id(compiled) in found]
-        return _with_new_id(self._join(rules, list(dict.fromkeys(errors)), contract.mode, forms))
+        matched = [(compiled.rule, found[id(compiled)]) for compiled in self._rules if id(compiled) in found]
+        forms = {rule.id: form for rule, form in matched if form != AS_SENT}
+        errors, wrong = list(dict.fromkeys(errors)), list(dict.fromkeys(wrong))
+        decision = self._join(rules, errors, contract.mode, forms)
+        also = [(compiled.rule, found[id(compiled)]) for compiled in self._shadows if id(compiled) in found]
+        return _with_new_id(self._shadowed(decision, rules, forms, also, (errors, wrong), contract.mode))
+
+    def decisive(self, decision: Decision) -> tuple[str, ...]:
+        """Of the rules that matched, those that made the decision what it is: none where the default or an error
+        did."""
+        if decision.error is not None:
+            return ()
+        wanted = ((Action.ASK, Action.SANDBOX), (Action.ALLOW, Action.AUDIT, Action.WARN))
+        for actions in wanted if decision.allowed else ((Action.DENY,),):
+            if found := tuple(name for name in decision.rules if self._actions.get(name) in actions):
+                return found
+        return ()
+
+    def weigh(self, call: Call, contract: Contract, known: Known) -> Weighed:
+        """What the rules say of a call whose arguments, and what comes beside them, are not known; the call has none.
+
+        `known` may tell of a rule that looks at these whether it matches. The three values are yes, no and not known:
+        what comes out are all verdicts that are possible."""
+        errors: list[str] = []
+        matched: dict[str, tuple[Rule, str]] = {}
+        open_: dict[str, Rule] = {}
+        for name in (call.tool, *_other_names(call, contract)):
+            named = replace(call, tool=name)
+            see = partial(variables, named, contract, self.environment)
+            for compiled in self._candidates(named, contract).rules:
+                rule, other = compiled.rule, name != call.tool
+                if rule.id in matched or (other and rule.action is Action.ALLOW):
+                    continue
+                found = self._weighed(compiled, see, known)
+                if found is None:
+                    open_[rule.id] = rule
+                elif found == FAILS:
+                    errors.append(f"rule {rule.id!r} could not be evaluated")
+                elif found != MISSES:
+                    matched[rule.id] = (rule, OTHER_NAME if other and found == AS_SENT else found)
+        for name in matched:
+            open_.pop(name, None)
+        every = [matched[compiled.rule.id] for compiled in self._rules if compiled.rule.id in matched]
+        forms = {rule.id: form for rule, form in every if form != AS_SENT}
+        decision = self._join([rule for rule, _ in every], list(dict.fromkeys(errors)), contract.mode, forms)
+        certain = self._flags(every, errors, contract.mode)
+        one_by_one = [name for name, rule in open_.items() if len(_verdicts(certain, [_may(rule)])) > 1]
+        verdicts = _verdicts(certain, map(_may, open_.values()))
+        depends = () if len(verdicts) == 1 else tuple(one_by_one or open_)
+        return Weighed(verdicts, decision, depends, tuple(open_))
+
+    def _weighed(self, compiled: _Compiled, see: Callable[[], Json], known: Known) -> str | None:
+        rule = compiled.rule
+        if compiled.settled:
+            return AS_SENT
+        if not looks_at_arguments(rule):
+            errors: list[str] = []
+            form = _matched(compiled, _Seen(_NO_CALL), see, errors)
+            return FAILS if errors else form or MISSES
+        return known(rule)
+
+    def _flags(self, matched: Iterable[tuple[Rule, str]], errors: Sequence[str], mode: Mode) -> frozenset[str]:
+        flags = {"error"} if errors else set()
+        for rule, form in matched:
+            flags |= _does(rule, as_sent=form == AS_SENT)
+        if self._default == "allow_read" and mode is Mode.READ:
+            flags.add("allow")
+        return frozenset(flags)
 
     def never_allows(self, call: Call, contract: Contract) -> bool:
         """Whether calls like this one are denied whatever their arguments are."""
@@ -543,10 +657,13 @@ class Policy:
         except UnicodeEncodeError:
             return _Candidates((), self._join([], ["the tool's name is not text"], contract.mode))
         rules = tuple([r for r in self._rules if name.startswith(r.prefixes) and r.applies(name, *key[1:])])
+        shadows: tuple[_Compiled, ...] = ()
+        if self._shadows:
+            shadows = tuple([r for r in self._shadows if name.startswith(r.prefixes) and r.applies(name, *key[1:])])
         settled = None
         if all(rule.settled for rule in rules):
             settled = self._join([rule.rule for rule in rules], [], contract.mode)
-        found = _Candidates(rules, settled)
+        found = _Candidates(rules, settled, shadows)
         if len(call.tool) > _LONGEST_CACHED:
             return found
         if len(self._cache) >= _CACHED:
@@ -578,6 +695,100 @@ class Policy:
         )
 
 
+# ── Deciding where not all is known ───────────────────────────────────────────────────────────────
+
+MISSES = "misses"
+FAILS = "fails"
+"""What may be known of a rule, beside the form that it matches in: it does not match; it cannot be evaluated."""
+Known = Callable[[Rule], str | None]
+"""What is known of a rule that looks at what is not: the form that it matches in, MISSES, FAILS, or None."""
+_NO_CALL = Call("", Principal(""), "", {})
+_FIELDS = re.compile(r"\bcall\b(?!\.(?:tool|kind|origin|server|session|box)\b)|\bargs\b")
+"""What a condition asks of a call that only the call itself tells."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """What can be said of a call of which not all is known."""
+
+    verdicts: frozenset[str]
+    """Every verdict that is possible: one, where it depends on nothing that is not known."""
+    decision: Decision
+    """By the rules of which it is known that they match."""
+    depends: tuple[str, ...]
+    """The rules that make the difference, where there is more than one verdict."""
+    open: tuple[str, ...]
+    """All rules of which it is not known whether they match."""
+
+
+def looks_at_arguments(rule: Rule) -> bool:
+    """Whether a rule looks at a call's arguments or at what comes beside them."""
+    return bool(rule.argument_patterns) or (rule.when is not None and looks_within(rule.when))
+
+
+def looks_within(condition: str) -> bool:
+    """Whether a condition asks for what only the call itself tells."""
+    return _FIELDS.search(condition) is not None
+
+
+def _does(rule: Rule, *, as_sent: bool) -> set[str]:
+    """What a rule that matches does to a decision."""
+    if rule.action in (Action.DENY, Action.ASK, Action.ALLOW):
+        return {"ask", "allow"} if rule.action is Action.ASK else {str(rule.action)}
+    own = {"sandbox"} if rule.action is Action.SANDBOX else set()
+    return {*own, "allow"} if as_sent else own
+
+
+def _may(rule: Rule) -> list[frozenset[str]]:
+    """All that a rule may do of which it is not known whether it matches."""
+    ways = {frozenset[str](), frozenset(_does(rule, as_sent=True))}
+    if rule.argument_patterns and rule.action is not Action.ALLOW:
+        ways.add(frozenset(_does(rule, as_sent=False)))
+    if rule.when is not None:
+        ways.add(frozenset({"error"}))
+    return list(ways)
+
+
+def _verdicts(certain: frozenset[str], may: Iterable[Iterable[frozenset[str]]]) -> frozenset[str]:
+    reached = {certain}
+    for ways in may:
+        reached = {flags | way for flags in reached for way in ways}
+    return frozenset(map(_of_flags, reached))
+
+
+def _of_flags(flags: frozenset[str]) -> str:
+    if "error" in flags:
+        return "error"
+    if "deny" in flags or "allow" not in flags:
+        return "deny"
+    return "+".join(word for word in ("ask", "sandbox") if word in flags) or "allow"
+
+
+def both(one: str, other: str) -> str:
+    """The verdict on what needs two of them."""
+    words = {*one.split("+"), *other.split("+")}
+    stops = next((word for word in ("error", "deny") if word in words), None)
+    return stops or "+".join(sorted(words - {"allow"})) or "allow"
+
+
+def widened(verdicts: Iterable[str]) -> frozenset[str]:
+    """These verdicts where it is not known whether the contract asks a person, too."""
+    found = frozenset(verdicts)
+    return found | {both(each, "ask") for each in found}
+
+
+# ── What a decision says ──────────────────────────────────────────────────────────────────────────
+
+
+def verdict(decision: Decision, asks: Collection[str] | None = None) -> str:
+    """A decision in a word: `allow`, `ask`, `sandbox`, `ask+sandbox`, `deny`, or `error` where one denied it. `asks`
+    are all approvals that the call needs, where that is more than the rules ask for."""
+    if not decision.allowed:
+        return "deny" if decision.error is None else "error"
+    asked = decision.asks if asks is None else asks
+    return "+".join(word for word, holds in (("ask", asked), ("sandbox", decision.sandbox)) if holds) or "allow"
+
+
 def joined(decision: Decision, other: Decision, name: str, asks: Sequence[str] = ()) -> Decision:
     """The decision on a call that is also one of the capability `name`: allowed if both are, with all that either
     demands, and with what `asks` for."""
@@ -593,6 +804,22 @@ def joined(decision: Decision, other: Decision, name: str, asks: Sequence[str] =
         marks=tuple(dict.fromkeys((*decision.marks, *other.marks))),
         error="; ".join(dict.fromkeys(filter(None, (decision.error, other.error)))) or None,
         forms=tuple(dict([*other.forms, *decision.forms]).items()),
+        shadow=_joined_shadow(decision, other, name),
+    )
+
+
+def _joined_shadow(decision: Decision, other: Decision, name: str) -> Shadow | None:
+    """What rules in shadow mode would have made of both."""
+    found = [each.shadow for each in (decision, other) if each.shadow is not None]
+    if not found:
+        return None
+    would = [each.shadow.verdict if each.shadow is not None else verdict(each) for each in (decision, other)]
+    told = [each.shadow.reason if each.shadow is not None else each.reason for each in (decision, other)]
+    return Shadow(
+        rules=tuple(dict.fromkeys(rule for each in found for rule in each.rules)),
+        verdict=both(*would),
+        reason=f"{told[0]}; as {name}: {told[1]}",
+        error="; ".join(dict.fromkeys(filter(None, (each.error for each in found)))) or None,
     )
 
 
@@ -633,6 +860,7 @@ def _with_new_id(decision: Decision) -> Decision:
         decision.error,
         decision.policy_digest,
         decision.forms,
+        decision.shadow,
     )
 
 

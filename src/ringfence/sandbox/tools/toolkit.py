@@ -119,6 +119,16 @@ def forks(contract: Contract) -> bool:
     return contract.transport is Transport.SANDBOXED_EXEC and contract.tool == FORKS_A_SESSION
 
 
+def may_run_as(contract: Contract) -> str | None:
+    """The program's tool as which calls of this one may be decided as well; `carried_code` says which of them are."""
+    tool = KIT.get(contract.tool) if contract.transport is Transport.SANDBOXED_EXEC else None
+    if tool is None:
+        return None
+    if tool.name == run.EXECUTE_PYTHON:
+        return run.RUN_SHELL
+    return tool.carries.program if tool.carries is not None else None
+
+
 def carried_code(call: Call, contract: Contract, session: Outside = NO_OUTSIDE) -> tuple[str, Json] | None:
     """The program's tool that would run the code which a call of another tool runs, and the arguments it would have.
 

@@ -1,0 +1,77 @@
+"""Cases beside the rules, tried: what policy says of each, and where that is not what was expected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from ringfence.core.errors import Refused
+from ringfence.core.model import Call, Contract, Mode, Principal
+from ringfence.core.record import dataclass
+from ringfence.governance.cases import PolicyCase
+from ringfence.governance.foresight import Foresight, Judgement
+
+
+@dataclass(frozen=True, slots=True)
+class TriedCase:
+    """What a case came to."""
+
+    case: PolicyCase
+    verdict: str
+    reason: str
+    judgement: Judgement | None
+    """None where the call was refused before policy was asked."""
+    unlike: tuple[str, ...]
+    """What is not as expected, a sentence each."""
+
+    @property
+    def ok(self) -> bool:
+        return not self.unlike
+
+
+def run_case(
+    case: PolicyCase, foresight: Callable[[str | None], Foresight], principal: Callable[[str], Principal]
+) -> TriedCase:
+    """Decide one case. `foresight` gives what is in force in an environment, and `principal` the agent of a name."""
+    ahead = foresight(case.environment)
+    try:
+        judgement = ahead.judge(*_call(case, ahead, principal(case.agent)))
+    except Refused as exc:
+        missing = [f"rule {name} was to match, and policy was not asked" for name in case.rules or ()]
+        wrong = [] if case.expect == "deny" else [f"expected {case.expect}, got deny"]
+        return TriedCase(case, "deny", exc.message, None, (*wrong, *missing))
+    unlike = tuple(_unlike(case, judgement))
+    return TriedCase(case, judgement.verdict, judgement.decision.reason, judgement, unlike)
+
+
+def _call(case: PolicyCase, ahead: Foresight, principal: Principal) -> tuple[Call, Contract]:
+    if case.person is not None:
+        principal = replace(principal, person=case.person)
+    if case.roles:
+        principal = replace(principal, roles=frozenset(case.roles))
+    call = Call("call_case", principal, case.tool, case.arguments, case.kind, "mcp-http", server=case.server)
+    call = replace(call, meta=case.meta)
+    if case.kind == "tool" and case.tool not in ahead.contracts:
+        contract = Contract(case.tool, server=case.server, tool=case.tool, mode=case.mode or Mode.WRITE)
+        contract = replace(contract, meta=tuple(case.meta))
+    else:
+        call, contract = ahead.contract(call)
+    return call, contract if case.labels is None else replace(contract, labels=case.labels)
+
+
+def _unlike(case: PolicyCase, got: Judgement) -> Iterator[str]:
+    if got.verdict != case.expect:
+        yield f"expected {case.expect}, got {got.verdict}"
+    if case.would is not None and got.would != case.would:
+        yield f"with the rules in shadow mode, expected {case.would}, got {got.would}"
+    matched = got.matched
+    for name in case.rules or ():
+        if name not in matched:
+            yield f"rule {name} was to match, and did not"
+    if case.rules == () and matched:
+        yield f"no rule was to match, and {', '.join(matched)} did"
+    for name in case.not_rules:
+        if name in matched:
+            yield f"rule {name} was not to match, and did"
+    if case.approval is not None and case.approval not in got.asks:
+        yield f"approval {case.approval} was to be asked for, and {', '.join(got.asks) or 'none'} was"
