@@ -9,6 +9,7 @@ import pytest
 from ringfence import config
 from ringfence.core.box import MIB
 from ringfence.core.errors import ConfigError
+from ringfence.core.model import AgentSpec, Rate
 
 NETWORK = "networks: {n: {allow: ['h.example:443']}}\n"
 
@@ -321,7 +322,6 @@ NOT_BUILT = {
     "1:19": "gateway: {listen: '0.0.0.0:8700'}",
     "1:19 ": "gateway: {listen: 'gateway.corp.example:8700'}",
     "1:18": "gateway: {state: 'postgresql://db/ringfence'}",
-    "1:1": "agents: {analyst: {roles: [reader]}}",
     "1:15": "servers: {s: {openapi: a.yaml, base_url: 'https://h'}}",
     "1:20": "capabilities: {a: {transport: direct}}",
     "2:31 ": LOCAL + "capabilities: {a: {isolation: gvisor}}",
@@ -418,3 +418,62 @@ def test_a_named_network_must_have_the_address_of_a_remote_server() -> None:
 def test_loopback() -> None:
     assert all(config.is_loopback(host) for host in ("127.0.0.1", "127.8.9.1", "::1", "localhost", "LocalHost."))
     assert not any(config.is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "localhost.example", "example"))
+
+
+# ── Agents ──
+
+
+AGENTS = """\
+people: {alice: {tenant: acme}, bob: {}}
+agents:
+  analyst: {roles: [reader], capabilities: ["search_*"], resources: ["file:///a/*"], prompts: [p], tenant: acme,
+            environments: [development], quota: {per_minute: 60, per_day: 1000}, person: alice, os_user: carol}
+  robot: {capabilities: ["*"]}
+capabilities: {search_docs: {transport: sandboxed_exec, tool: run_shell}}
+"""
+
+
+def test_agents_are_read_with_a_tenant_that_is_the_usual_one_where_none_is_named() -> None:
+    found = config.loads(AGENTS, file="f", base=BASE)
+    assert found.warnings == ()
+    assert found.agents["analyst"] == AgentSpec(
+        "analyst", "acme", frozenset({"reader"}), ("search_*",), ("file:///a/*",), ("p",), ("development",),
+        Rate(per_minute=60, per_day=1000), "alice", "carol"
+    )  # fmt: skip
+    assert (found.agents["robot"].tenant, found.people["bob"].tenant, found.people["alice"].tenant) == (
+        *("local", "local"), "acme"
+    )  # fmt: skip
+
+
+def test_an_agent_that_may_call_nothing_or_names_what_does_not_exist_is_warned_of() -> None:
+    text = "agents: {a: {}, b: {capabilities: [serch]}, B: {capabilities: [run_shell]}}\ncapabilities: {search: {}}"
+    assert [w for w in warnings(text) if "server" not in w] == [
+        "f:1:10: agent 'a' may call nothing: write capabilities: [NAME, …], or ['*'] for all",
+        "f:1:36: no capability is named so (did you mean 'search'?)",
+        "f:1:45: agent 'B' looks like agent 'b': people tell agents apart by their names",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("agents: {local: {}}", "1:10: the name 'local' is taken: choose another"),
+        ("agents: {system: {}}", "1:10: the name 'system' is taken: choose another"),
+        ("agents: {a: {person: ann}}\npeople: {anna: {}}", "1:22: no person named 'ann' (did you mean 'anna'?)"),
+        (
+            "agents: {a: {person: ann, tenant: t}}\npeople: {ann: {}}",
+            "1:22: 'ann' is of tenant 'local', and the agent of 't': nobody acts for a person of another tenant",
+        ),
+        ("agents: {a: {os_user: u}, b: {os_user: u}}", "1:40: 'u' is 'a' already: one account is one agent"),
+        ("agents: {a: {quota: {burst: 2}}}", "1:29: a burst needs per_minute"),
+        ("agents: {a: {tools: [x]}}", "1:14: unknown key 'tools' (did you mean 'capabilities'?)"),
+        (
+            "agents: {a: {tenant: 'x/y'}}",
+            "1:22: 'x/y' is not a name: letters, digits, '_', '-', '.' and '@', at most 128",
+        ),
+    ],
+)
+def test_agents_that_cannot_be(text: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config.loads(text, file="f", base=BASE)
+    assert [str(each) for each in caught.value.problems] == [f"f:{problem}"]

@@ -423,3 +423,30 @@ def test_programs_may_become_fewer(old: str, new: str) -> None:
     assert config.loosens(shell(commands=new), shell(commands=old)) == []
     assert len(config.loosens(shell(commands=old), shell(listen="denied"))) == 1
     assert config.loosens(shell(listen="denied"), shell(commands=old)) == []
+
+
+AGENT = "agents: {a: {roles: [r], capabilities: [x, y], quota: {per_minute: 10}, os_user: u%s}%s}"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "looser"),
+    [
+        ((AGENT % ("", "")), (AGENT % ("", ", b: {}")), "agent 'b' is new and may call"),
+        ((AGENT % ("", ", b: {}")), (AGENT % ("", "")), None),
+        ((AGENT % ("", "")), "", "agents: the local user's programs may now call everything"),
+        ((AGENT % ("", "")), (AGENT % ("", "")).replace("[x, y]", "[x]"), None),
+        ((AGENT % ("", "")), (AGENT % ("", "")).replace("[x, y]", "[x, z]"), "capabilities changes"),
+        ((AGENT % ("", "")), (AGENT % ("", "")).replace("10", "9"), None),
+        ((AGENT % ("", "")), (AGENT % ("", "")).replace("10", "11"), "quota changes"),
+        ((AGENT % ("", "")), (AGENT % ("", "")).replace("[r]", "[]"), "roles changes"),
+        ((AGENT % ("", "")), (AGENT % (", tenant: t", "")), "tenant changes from local to t"),
+        ((AGENT % ("", "")), (AGENT % ("", "")).replace("os_user: u", "os_user: v"), "os_user changes"),
+        ((AGENT % ("", "")), (AGENT % ("", "")).replace(", os_user: u", ""), None),
+        ((AGENT % ("", "")), (AGENT % (", environments: [development]", "")), None),
+        ("people: {p: {}}", "people: {p: {tenant: t}}", "person 'p' is of another tenant: t"),
+    ],
+)
+def test_what_agents_gain_is_told(before: str, after: str, looser: str | None) -> None:
+    old, new = (config.loads(text, file="f", base=BASE) for text in (before, after))
+    found = config.loosens(old, new)
+    assert (found == []) if looser is None else any(looser in each for each in found), found

@@ -87,6 +87,7 @@ def call(
         help="A second call with the same key returns the first outcome, and does not run again.",
     ),
     demo: bool = common.DemoOption,
+    agent: str | None = common.AgentOption,
 ) -> None:
     """Call one tool, through a running gateway (--url) or in this process (--config, ./ringfence.yaml, --demo).
 
@@ -100,6 +101,8 @@ def call(
     """
     if url is not None and (config_path is not None or demo):
         common.fail("--url names a running gateway, --config and --demo one in this process: give one of them", 2)
+    if url is not None and agent is not None:
+        common.fail("--agent is for a gateway in this process; to --url, a token says which agent it is", 2)
     wanted = _wanted(tool, args, timeout, key)
     if url is not None:
         channel = TerminalChannel(" (with the --config or --demo of that gateway)")
@@ -107,7 +110,7 @@ def call(
     else:
         settings = common.demo_config() if demo else common.load(config_path)
         channel = TerminalChannel(" --demo" if demo else f" --config {settings.path}")
-        ended = common.run(call_here, wanted, settings, channel)
+        ended = common.run(call_here, wanted, settings, channel, common.local_agent(settings, agent))
     _show(ended, as_json)
     if ended.status is Status.APPROVAL_REQUIRED and "approval_id" in ended.more:
         channel.left_open(str(ended.more["approval_id"]))
@@ -146,14 +149,16 @@ def failed(status: Status, reason_code: str, message: str, call_id: str | None =
 # ── In this process ───────────────────────────────────────────────────────────────────────────────
 
 
-async def call_here(wanted: TypedCall, configured: Config, channel: TerminalChannel) -> CallResult:
+async def call_here(
+    wanted: TypedCall, configured: Config, channel: TerminalChannel, agent: str | None = None
+) -> CallResult:
     """Open a gateway for this one call."""
     from ringfence.compose.gateway import App  # noqa: PLC0415 - a call through a gateway need not load one
 
     call_id = canonical.new_id("call")
     limit = wanted.timeout
     try:
-        async with App.open(configured, servers=_needed(wanted.tool, configured)) as app:
+        async with App.open(configured, servers=_needed(wanted.tool, configured), agent=agent) as app:
             made = Call(
                 id=call_id,
                 principal=app.agent,

@@ -42,6 +42,7 @@ def serve(
     ),
     port: int | None = typer.Option(None, "--port", metavar="N", help="Port to listen on; 0 takes a free one."),
     demo: bool = typer.Option(False, "--demo", help="Serve the built-in example, which needs no configuration."),
+    agent: str | None = common.AgentOption,
 ) -> None:
     """Serve the gateway that a ringfence.yaml describes.
 
@@ -64,10 +65,13 @@ def serve(
             "Use 127.0.0.1, or --stdio.",
             2,
         )
+    if agent is not None and not stdio:
+        common.fail("--agent is for --stdio: over HTTP, each caller says by a token which agent it is", 2)
+    named = common.local_agent(settings, agent) if stdio else None
     for warning in settings.warnings:
         log.warning("%s", warning)
     try:
-        common.run(_main, settings, None if stdio else at, demo, fast=True)
+        common.run(_main, settings, None if stdio else at, demo, named, fast=True)
     except KeyboardInterrupt:
         return
 
@@ -80,10 +84,10 @@ def _settings(config_path: Path | None, stdio: bool) -> Config:
     return common.load(config_path, f"{example}, or try without: ringfence serve --stdio --demo")
 
 
-async def _main(settings: Config, at: GatewaySettings | None, demo: bool) -> None:
-    """`at`: where to listen; None: on stdin."""
+async def _main(settings: Config, at: GatewaySettings | None, demo: bool, agent: str | None) -> None:
+    """`at`: where to listen; None: on stdin, and then for this agent, where some are declared."""
     # A client that started us on its own pipe may give up soon; one that connects finds us up.
-    async with App.open(settings, at_once=at is None) as app, anyio.create_task_group() as group:
+    async with App.open(settings, at_once=at is None, agent=agent) as app, anyio.create_task_group() as group:
         # Before anything is announced, so that a signal which comes at once is handled.
         await group.start(_signals, app, group.cancel_scope, demo)
         group.start_soon(_narrate, app, demo, sys.stderr if at is None else sys.stdout)

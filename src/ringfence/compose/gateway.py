@@ -41,6 +41,7 @@ from ringfence.governance.budget import Budget
 from ringfence.governance.contract import GONE, Catalog, Schemas, Standing
 from ringfence.governance.dispatch import Dispatcher, DispatchTargets
 from ringfence.governance.guard import Guard, signed
+from ringfence.governance.permission import Permissions
 from ringfence.governance.pipeline import Pipeline
 from ringfence.governance.policy import Policy
 from ringfence.governance.rulebook import Rulebook, allowed_item, implicit_contract
@@ -100,11 +101,20 @@ class ChangePace:
 class App:
     """One gateway: a configuration in force, its state, its servers, and the one pipeline through them."""
 
-    def __init__(self, settings: Config, store: Store, group: anyio.abc.TaskGroup, secrets: ConfiguredSecrets) -> None:
+    def __init__(
+        self,
+        settings: Config,
+        store: Store,
+        group: anyio.abc.TaskGroup,
+        secrets: ConfiguredSecrets,
+        agent: str | None = None,
+    ) -> None:
+        """`agent` is the declared one that calls of the local user are made as."""
         self.config = settings
         self.store = store
         self.secrets = secrets
-        self.agent: Principal = identity.local_agent(settings.people, identity.os_user())
+        self._named = agent
+        self.agent: Principal = self._local_agent(settings)
         self._schemas = Schemas()
         self._live: dict[str, dict[tuple[str, str], Definition]] = {}
         self._places = QuestionPlaces()
@@ -141,12 +151,18 @@ class App:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, settings: Config, *, servers: Collection[str] | None = None, at_once: bool = False
+        cls,
+        settings: Config,
+        *,
+        servers: Collection[str] | None = None,
+        at_once: bool = False,
+        agent: str | None = None,
     ) -> AsyncIterator[App]:
         """A running gateway without a front; its servers are started and their definitions compared with the pins.
 
         `servers`: only these are started now, the others when they are needed. `at_once`: they are started while the
-        gateway serves already; what was accepted of them before is offered meanwhile.
+        gateway serves already; what was accepted of them before is offered meanwhile. `agent`: the declared one that
+        calls of the local user are made as.
         Raises ConfigError for a secret that cannot be kept.
         """
         started = [name for name in settings.servers if servers is None or name in servers]
@@ -156,7 +172,7 @@ class App:
         store = await anyio.to_thread.run_sync(Store.open, settings.gateway.state, keys)
         try:
             async with anyio.create_task_group() as group:
-                app = cls(settings, store, group, secrets)
+                app = cls(settings, store, group, secrets, agent)
                 async with redacted_logs(lambda: app.secrets), app.pool.running():
                     if at_once:
                         group.start_soon(app.connect_meanwhile, started)
@@ -178,6 +194,9 @@ class App:
                     await store.aclose()
                 except StoreError as exc:
                     log.error("the state could not be closed: %s", exc)
+
+    def _local_agent(self, settings: Config) -> Principal:
+        return identity.local_agent(settings.people, identity.os_user(), settings.agents, self._named)
 
     async def handle(self, call: Call, channel: Channel) -> Outcome:
         return await self.pipeline.handle(call, channel)
@@ -507,6 +526,7 @@ class App:
                 **{name: implicit_contract(spec) for name, spec in settings.servers.items()},
                 SERVER: own_lists(settings),
             },
+            permissions=Permissions(settings.agents, settings.environment),
         )
 
     async def refresh(self) -> None:
@@ -531,7 +551,7 @@ class App:
         else:
             self._provide_ways(settings)
         self.config = settings
-        self.agent = identity.local_agent(settings.people, identity.os_user())
+        self.agent = self._local_agent(settings)
         self.pool.replace_servers(settings.servers)
         self._live = {s: d for s, d in self._live.items() if s in settings.servers}
         # In force at once: what was tightened must not wait for a server that is slow to start.
@@ -654,6 +674,8 @@ class App:
                 uri = normal_uri(str(params.get("uri")))
                 if uri is None or not self.front.hears(principal, uri, server):
                     return  # no one has asked this server for it
+                if not self.pipeline.rules.permissions.of(principal).reads(uri):
+                    return  # it may not read it any more
                 params = {**params, "uri": uri}
             try:
                 shown = await self._guard.said(contract, signed(method, params, server))

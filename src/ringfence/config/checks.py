@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -59,6 +60,7 @@ def check(draft: Draft) -> None:
 
 def check_names(draft: Draft) -> None:
     _people(draft)
+    _agents(draft)
     known: dict[str, str] = {}
     for name, server in draft.servers.items():
         _server(draft, name, server)
@@ -104,6 +106,45 @@ def _people(draft: Draft) -> None:
             # One account answering as two people would make two approvals of one.
             draft.problem((*person.where, "os_user"), f"{account!r} is {accounts[account]!r} already")
         accounts.setdefault(account, name)
+
+
+def _agents(draft: Draft) -> None:
+    accounts: dict[str, str] = {}
+    likes: dict[str, str] = {}
+    for name, agent in draft.agents.items():
+        shape = agent.shape
+        where = agent.where
+        like = likes.setdefault(invisible.alike(name), name)
+        if like != name:
+            text = f"agent {name!r} looks like agent {like!r}: people tell agents apart by their names"
+            draft.warn(where, text)
+        if shape.person is not None:
+            expect(draft, (*where, "person", shape.person), "person", draft.people)
+            person = draft.people.get(shape.person)
+            if person is not None and person.shape.tenant != shape.tenant:
+                text = f"{shape.person!r} is of tenant {person.shape.tenant!r}, and the agent of {shape.tenant!r}"
+                draft.problem((*where, "person"), f"{text}: nobody acts for a person of another tenant")
+        if shape.os_user is not None:
+            if shape.os_user in accounts:
+                text = f"{shape.os_user!r} is {accounts[shape.os_user]!r} already: one account is one agent"
+                draft.problem((*where, "os_user"), text)
+            accounts.setdefault(shape.os_user, name)
+        if shape.quota.burst is not None and shape.quota.per_minute is None:
+            draft.problem((*where, "quota", "burst"), "a burst needs per_minute")
+        _agent_patterns(draft, agent)
+
+
+def _agent_patterns(draft: Draft, agent: Shaped[schema.AgentEntry]) -> None:
+    """What an agent names, and does not exist, and what leaves it with nothing to call."""
+    shape = agent.shape
+    known = [*draft.capabilities, *declarable_tools()]
+    for index, named in enumerate(shape.capabilities):
+        if not any(fnmatchcase(each, named) for each in known):
+            hint = did_you_mean(named, known)
+            draft.warn((*agent.where, "capabilities", index), f"no capability is named so{hint}", key=False)
+    if not (shape.capabilities or shape.resources or shape.prompts or agent.broken):
+        text = f"agent {agent.where[-1]!r} may call nothing: write capabilities: [NAME, …], or ['*'] for all"
+        draft.warn(agent.where, text)
 
 
 def _server(draft: Draft, name: str, server: Shaped[schema.ServerEntry]) -> None:
@@ -650,13 +691,6 @@ _NOT_BUILT = "is not built yet"
 
 def check_unbuilt(draft: Draft) -> None:
     _unbuilt_gateway(draft)
-    if draft.agents:
-        draft.problem(
-            ("agents",),
-            f"telling agents apart {_NOT_BUILT}: a caller cannot prove who it is; remove agents:"
-            " (the local user's agent needs no entry)",
-            key=True,
-        )
     for server in draft.servers.values():
         _unbuilt_server(draft, server)
     for name, capability in draft.capabilities.items():

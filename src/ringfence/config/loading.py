@@ -19,11 +19,13 @@ from ringfence.core.box import Mount, SetUp
 from ringfence.core.errors import ConfigError, Problem
 from ringfence.core.model import (
     Action,
+    AgentSpec,
     ApprovalRule,
     Contract,
     NetworkSpec,
     PackageSpec,
     Person,
+    Rate,
     Rule,
     SecretSpec,
     ServerSpec,
@@ -86,6 +88,7 @@ def _config(text: str, file: str, path: Path, files: tuple[Path, ...], base: Pat
         approvals={name: _approval(name, found.shape) for name, found in draft.approvals.items()},
         policy=policy,
         sandbox=_sandbox(draft.sandbox.shape, draft.base),
+        agents={name: _agent(name, found.shape) for name, found in draft.agents.items()},
         warnings=tuple(sorted(draft.warnings)),
         files=(*files, *policy.files),
     )
@@ -133,7 +136,22 @@ def _gateway(draft: Draft) -> GatewaySettings:
 
 
 def _person(name: str, shape: schema.PersonEntry) -> Person:
-    return Person(name=name, roles=frozenset(shape.roles), os_user=shape.os_user)
+    return Person(name=name, roles=frozenset(shape.roles), os_user=shape.os_user, tenant=shape.tenant)
+
+
+def _agent(name: str, shape: schema.AgentEntry) -> AgentSpec:
+    return AgentSpec(
+        name=name,
+        tenant=shape.tenant,
+        roles=frozenset(shape.roles),
+        capabilities=tuple(shape.capabilities),
+        resources=tuple(shape.resources),
+        prompts=tuple(shape.prompts),
+        environments=_patterns(shape.environments),
+        quota=Rate(**shape.quota.model_dump()),
+        person=shape.person,
+        os_user=shape.os_user,
+    )
 
 
 def _server(draft: Draft, name: str, shape: schema.ServerEntry) -> ServerSpec:

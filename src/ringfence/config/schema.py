@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from ringfence.config import validators
+from ringfence.core.model import DEFAULT_TENANT
 
 
 def _idempotent_form(value: Any) -> str:
@@ -74,11 +75,27 @@ class GatewaySection(Shape):
 class PersonEntry(Shape):
     roles: list[Word] = []
     os_user: Text | None = None
+    tenant: Word = DEFAULT_TENANT
+
+
+class QuotaSection(Shape):
+    per_minute: Count | None = None
+    burst: Count | None = None
+    concurrent: Count | None = None
+    per_day: Count | None = None
 
 
 class AgentEntry(Shape):
     roles: list[Word] = []
     capabilities: list[Glob] = []
+    resources: list[Glob] = []
+    prompts: list[Glob] = []
+    tenant: Word = DEFAULT_TENANT
+    environments: Annotated[list[Word], Field(min_length=1)] | None = None
+    quota: QuotaSection = QuotaSection()
+    person: Word | None = None
+    os_user: Text | None = None
+    meant: ClassVar[dict[str, str]] = {"tools": "capabilities", "rate": "quota", "user": "os_user"}
 
 
 class MountEntry(Shape):

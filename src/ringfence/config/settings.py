@@ -10,7 +10,17 @@ from typing import Any, Literal
 from ringfence.core import canonical
 from ringfence.core.box import SetUp
 from ringfence.core.errors import Problem
-from ringfence.core.model import ApprovalRule, Contract, NetworkSpec, Person, Rule, SecretSpec, ServerSpec, VaultSpec
+from ringfence.core.model import (
+    AgentSpec,
+    ApprovalRule,
+    Contract,
+    NetworkSpec,
+    Person,
+    Rule,
+    SecretSpec,
+    ServerSpec,
+    VaultSpec,
+)
 from ringfence.core.record import dataclass
 
 SANDBOX_NETWORK = "sandbox"
@@ -101,6 +111,8 @@ class Config:
     policy: PolicySettings
     sandbox: SandboxSettings
     vault: VaultSpec | None = None
+    agents: Mapping[str, AgentSpec] = field(default_factory=dict)
+    """Who may call; without any, the local user's agent."""
     own_tools: bool = True
     """Whether tools of our own are offered that no capability declares."""
     warnings: tuple[Problem, ...] = ()

@@ -88,12 +88,16 @@ CallKind = Literal["tool", "resource", "prompt", "completion", "listing", "loggi
 Origin = Literal["mcp-http", "mcp-stdio", "cli", "sdk", "system"]
 
 
+DEFAULT_TENANT = "local"
+"""Whose everything is where no tenant is named."""
+
+
 @plain
 class Principal:
     """Who calls: an agent, and the person it acts for where that is known."""
 
     agent: str
-    tenant: str = "local"
+    tenant: str = DEFAULT_TENANT
     person: str | None = None
     roles: frozenset[str] = frozenset()
     kind: Literal["agent", "system"] = "agent"
@@ -264,10 +268,37 @@ class Person:
     name: str
     roles: frozenset[str] = frozenset()
     os_user: str | None = None
+    tenant: str = DEFAULT_TENANT
+
+    def answers_for(self, tenant: str) -> bool:
+        """Whether what agents of this tenant ask for concerns this person: who is alone here is of every tenant."""
+        return self.roles == EVERY_ROLE or self.tenant == tenant
 
     def holds(self, roles: tuple[str, ...]) -> bool:
         """Whether every entry of `roles` is satisfied; alternatives within an entry are joined by `|`."""
         return self.roles == EVERY_ROLE or all(self.roles & set(entry.split("|")) for entry in roles)
+
+
+@plain
+class AgentSpec:
+    """An agent that the operator declared. What it does not name, it may not call."""
+
+    name: str
+    tenant: str = DEFAULT_TENANT
+    roles: frozenset[str] = frozenset()
+    capabilities: tuple[str, ...] = ()
+    """Patterns of the capabilities that it may call."""
+    resources: tuple[str, ...] = ()
+    """Patterns of the URIs that it may read."""
+    prompts: tuple[str, ...] = ()
+    environments: tuple[str, ...] | None = None
+    """None: all."""
+    quota: Rate = Rate()
+    """Of all its calls together, beside the rate of each capability."""
+    person: str | None = None
+    """Whom it acts for."""
+    os_user: str | None = None
+    """Programs of this account on this machine are this agent."""
 
 
 @plain

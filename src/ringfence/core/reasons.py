@@ -55,6 +55,14 @@ _CALLER = {
     ),
     "loop": ("The same call failed too often in a row, unchanged.", "Change the call, or wait as the message says."),
     "unknown_tool": ("No tool with that name is offered.", "List the tools; the message names similar ones."),
+    "not_for_agent": (
+        "The agent may not call this: the operator did not declare it for this agent.",
+        "Use what is listed; the operator can add more under `agents:`.",
+    ),
+    "unknown_agent": (
+        "The caller is none of the agents that the configuration declares, or is not to call anything here.",
+        "Call as an agent that is declared under `agents:`.",
+    ),
     "unknown_resource": ("No such resource is offered.", "List the resources."),
     "unknown_prompt": ("No such prompt is offered.", "List the prompts."),
     "unknown_completion": ("No completion is offered for that.", "Ask for a prompt or resource that is offered."),

@@ -280,10 +280,10 @@ class McpFront:
     # ── lists ─────────────────────────────────────────────────────────────────────────────────────
 
     async def _list_tools(self, asked: ClientRequest, inbound: Inbound) -> Json:
-        return {"tools": self.listing.tools(asked.version)}
+        return {"tools": self.listing.tools(asked.version, inbound.principal)}
 
     async def _list_prompts(self, asked: ClientRequest, inbound: Inbound) -> Json:
-        return {"prompts": self.listing.prompts(asked.version)}
+        return {"prompts": self.listing.prompts(asked.version, inbound.principal)}
 
     async def _list_resources(self, asked: ClientRequest, inbound: Inbound) -> Json:
         return {"resources": await self._resources(asked, templates=False)}
