@@ -18,7 +18,8 @@ import pytest
 from ringfence.core import system
 from ringfence.core.errors import Unavailable
 from ringfence.front import listen
-from ringfence.front.http import PEER, HttpFront
+from ringfence.front.http import HttpFront
+from ringfence.front.identify import PEER
 from ringfence.front.listen import Admission, GatewayApp, Listener, open_socket, unix_socket
 from ringfence.front.refusals import Refusal, Refusals
 

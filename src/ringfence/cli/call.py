@@ -88,6 +88,12 @@ def call(
     ),
     demo: bool = common.DemoOption,
     agent: str | None = common.AgentOption,
+    token_file: Path | None = typer.Option(
+        None,
+        "--token-file",
+        metavar="FILE",
+        help="A file with a bearer token for --url (`ringfence token`).",
+    ),
 ) -> None:
     """Call one tool, through a running gateway (--url) or in this process (--config, ./ringfence.yaml, --demo).
 
@@ -101,12 +107,14 @@ def call(
     """
     if url is not None and (config_path is not None or demo):
         common.fail("--url names a running gateway, --config and --demo one in this process: give one of them", 2)
+    if url is None and token_file is not None:
+        common.fail("--token-file is for --url", 2)
     if url is not None and agent is not None:
         common.fail("--agent is for a gateway in this process; to --url, a token says which agent it is", 2)
     wanted = _wanted(tool, args, timeout, key)
     if url is not None:
         channel = TerminalChannel(" (with the --config or --demo of that gateway)")
-        ended = common.run(_there, wanted, url, channel)
+        ended = common.run(_there, wanted, url, channel, _own_token(url) if token_file is None else _read(token_file))
     else:
         settings = common.demo_config() if demo else common.load(config_path)
         channel = TerminalChannel(" --demo" if demo else f" --config {settings.path}")
@@ -198,8 +206,8 @@ def _of_outcome(outcome: Outcome, call_id: str) -> CallResult:
 # ── Through a running gateway ─────────────────────────────────────────────────────────────────────
 
 
-async def _there(wanted: TypedCall, url: str, channel: TerminalChannel) -> CallResult:
-    request = GatewayRequest(url, wanted.tool, wanted.text, wanted.key, wanted.timeout, _token(url))
+async def _there(wanted: TypedCall, url: str, channel: TerminalChannel, token: str | None) -> CallResult:
+    request = GatewayRequest(url, wanted.tool, wanted.text, wanted.key, wanted.timeout, token)
     try:
         return _of_result(await call_gateway(request, channel.progress))
     except Refused as exc:
@@ -210,7 +218,18 @@ async def _there(wanted: TypedCall, url: str, channel: TerminalChannel) -> CallR
         return failed(Status.UNAVAILABLE, exc.reason_code, exc.message)
 
 
-def _token(url: str) -> str | None:
+def _read(file: Path) -> str:
+    """The token in a file: on a command line, every user of the machine could see it."""
+    try:
+        text = file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        common.fail(f"--token-file: {file} cannot be read: {getattr(exc, 'strerror', None) or 'it is no text'}", 2)
+    if not text or len(text.split()) != 1:
+        common.fail(f"--token-file: {file} holds no token", 2)
+    return text
+
+
+def _own_token(url: str) -> str | None:
     """Our token, for a gateway on this machine, if its kernel does not say which user a connection belongs to."""
     try:
         host = urlsplit(url).hostname

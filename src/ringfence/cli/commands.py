@@ -159,6 +159,16 @@ def load(verb: str) -> Callable[..., None] | typer.Typer:
             from ringfence.cli.audit import audit
 
             return audit
+    return _load_other(verb)
+
+
+def _load_other(verb: str) -> Callable[..., None] | typer.Typer:
+    """Verbs of the operator."""
+    match verb:
+        case "token":
+            from ringfence.cli.token import token
+
+            return token
         case "state":
             from ringfence.cli.state import state
 

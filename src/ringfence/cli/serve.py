@@ -27,7 +27,8 @@ from ringfence.cli.terminal import safe
 from ringfence.compose.gateway import App
 from ringfence.config import Config, GatewaySettings
 from ringfence.core import own_ports, system
-from ringfence.front.http import HttpFront
+from ringfence.front.http import HttpFront, Identify
+from ringfence.front.identify import Identities
 from ringfence.front.listen import AT_A_SOCKET, LOOPBACK, GatewayApp, Listener, open_socket, same_user, unix_socket
 from ringfence.front.stdio import StdioFront
 
@@ -100,9 +101,9 @@ async def _main(settings: Config, at: GatewaySettings | None, demo: bool, agent:
             await app.stdio.run()
         elif at.socket is not None:
             with unix_socket(at.socket) as listening:
-                app.http = HttpFront(app.front, same_user(lambda: app.agent), AT_A_SOCKET, None)
+                app.http = HttpFront(app.front, _identify(app), AT_A_SOCKET, None)
                 announce(app, f"unix:{at.socket}", demo)
-                await _http(app.http, listening)
+                await _http(app, app.http, listening)
         else:
             await _tcp(app, at, demo)
         group.cancel_scope.cancel()
@@ -111,26 +112,37 @@ async def _main(settings: Config, at: GatewaySettings | None, demo: bool, agent:
 async def _tcp(app: App, at: GatewaySettings, demo: bool) -> None:
     listening = open_socket(at.host, at.port)
     address, port = listening.getsockname()[:2]
-    token = None if system.tells_peers() else identity.local_token(config.key_folder())
-    app.http = HttpFront(app.front, same_user(lambda: app.agent, token), LOOPBACK, port)
+    # Where agents are declared, each has tokens of its own.
+    needed = not system.tells_peers() and not app.directory.tells_apart
+    token = identity.local_token(config.key_folder()) if needed else None
+    app.http = HttpFront(app.front, _identify(app, token), LOOPBACK, port)
     host = f"[{address}]" if ":" in address else address
     mark = own_ports.announce(address, port)
     announce(app, f"http://{host}:{port}/mcp", demo, token)
     try:
-        await _http(app.http, listening)
+        await _http(app, app.http, listening)
     finally:
         if mark is not None:
             mark.close()
 
 
-async def _http(front: HttpFront, listening: socket.socket) -> None:
-    listener = Listener(GatewayApp(front))
+def _identify(app: App, token: str | None = None) -> Identify:
+    """Says which agent a caller is; a reload of the configuration can declare agents, or none any more."""
+    own = same_user(lambda: app.agent, token)
+    known = Identities(lambda: app.directory, app.tokens, by_account=True)
+    return lambda scope: known(scope) if app.directory.tells_apart else own(scope)
+
+
+async def _http(app: App, front: HttpFront, listening: socket.socket) -> None:
+    apart = app.directory.tells_apart
+    listener = Listener(GatewayApp(front, lambda: {} if app.directory.tells_apart else None), tokens=apart)
     # Everything loaded by now stays: the garbage collector need not look at it again every few calls.
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
     async with anyio.create_task_group() as group:
         group.start_soon(front.sessions.sweep)
+        group.start_soon(front.shut_out)
         try:
             await listener.run_on([listening])
         finally:
@@ -176,7 +188,10 @@ def announce(app: App, url: str, demo: bool, token: str | None = None) -> None:
     else:
         print("\nPaste into .mcp.json:\n", flush=True)
         entry = {"type": "http", "url": url}
-    if token is not None:
+    if app.directory.tells_apart and not url.startswith("unix:"):
+        entry["headers"] = {"Authorization": "Bearer TOKEN"}
+        print("Callers show a token: ringfence token create --agent NAME prints one for TOKEN below.", flush=True)
+    elif token is not None:
         entry["headers"] = {"Authorization": f"Bearer {token}"}
     print(f"  {json.dumps({'mcpServers': {'ringfence': entry}})}\n", flush=True)
     if demo:

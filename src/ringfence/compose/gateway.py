@@ -114,6 +114,8 @@ class App:
         self.store = store
         self.secrets = secrets
         self._named = agent
+        self.directory = identity.Directory(settings.agents, settings.people)
+        self.tokens = identity.TokenCheck(lambda ident: self.store.reader().token(ident))
         self.agent: Principal = self._local_agent(settings)
         self._schemas = Schemas()
         self._live: dict[str, dict[tuple[str, str], Definition]] = {}
@@ -552,6 +554,7 @@ class App:
             self._provide_ways(settings)
         self.config = settings
         self.agent = self._local_agent(settings)
+        self.directory = identity.Directory(settings.agents, settings.people)
         self.pool.replace_servers(settings.servers)
         self._live = {s: d for s, d in self._live.items() if s in settings.servers}
         # In force at once: what was tightened must not wait for a server that is slow to start.

@@ -301,6 +301,26 @@ class AgentSpec:
     """Programs of this account on this machine are this agent."""
 
 
+@dataclass(frozen=True, slots=True)
+class IssuedToken:
+    """What is kept of a bearer token: whose it is, and the digest of its secret."""
+
+    id: str
+    digest: str
+    kind: Literal["agent", "person"]
+    name: str
+    tenant: str
+    made_by: str
+    made_at: float
+    expires_at: float
+    revoked_at: float | None = None
+
+    def state(self, now: float) -> Literal["valid", "expired", "revoked"]:
+        if self.revoked_at is not None:
+            return "revoked"
+        return "expired" if now >= self.expires_at else "valid"
+
+
 @plain
 class Rule:
     """One line of policy. Empty patterns match every call; every given condition must hold."""

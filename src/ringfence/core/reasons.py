@@ -182,6 +182,16 @@ _CALLER = {
     "unreachable": ("No gateway answers there.", "Start it: `ringfence serve`."),
     "rpc_error": ("The gateway answered with a protocol error.", "Read the message."),
     # what a client sent to a gateway
+    "no_token": ("The request carries no bearer token.", "Send one as `Authorization: Bearer`."),
+    "bad_token": ("The bearer token is not one that this gateway knows.", "Send the token as it was printed."),
+    "token_expired": ("The bearer token's time is over.", "Ask the operator for another."),
+    "token_revoked": ("The bearer token was revoked.", "Ask the operator for another."),
+    "token_in_address": (
+        "A token stands in the address of a request.",
+        "Revoke it, and send another as `Authorization: Bearer`.",
+    ),
+    "person_token": ("The token is a person's, and only agents make calls.", "Use a token of an agent."),
+    "shut_out": ("The caller's credential ended while the request was served.", "Ask the operator for another."),
     "not_json": ("The body is not JSON.", "Send JSON."),
     "invalid_request": ("The message is not a request.", "Send a valid JSON-RPC request."),
     "unknown_method": ("There is no such method.", "Use a method that MCP defines."),
