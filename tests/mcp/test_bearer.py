@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import httpx2
 import pytest
 
@@ -22,6 +23,7 @@ from ringfence.compose.gateway import App
 from ringfence.core.model import IssuedToken
 from ringfence.front.http import HttpFront
 from ringfence.front.listen import LOOPBACK, GatewayApp, Listener, open_socket
+from ringfence.governance.approvals import answer
 from tests import tooling
 from tests.mcp import gateway
 from tests.mcp.gateway import ACCEPT, JSON, about
@@ -246,3 +248,58 @@ async def test_another_account_of_this_machine_is_heard_with_a_token_and_not_wit
             ran = await anyio.run_process([sys.executable, "-c", AS_ANOTHER, given])
             seen.append(ran.stdout.decode().strip())
         assert seen == ["401", "200"]
+
+
+TWINS: dict[str, JSON] = {
+    "ann": {"capabilities": ["*"], "tenant": "acme"},
+    "amy": {"capabilities": ["*"], "tenant": "acme"},
+    "bob": {"capabilities": ["*"]},
+}
+
+
+async def test_no_agent_joins_or_replays_what_another_did_under_the_same_key(
+    tmp_path: Path, hostile_command: list[str]
+) -> None:
+    async with served(tmp_path, hostile_command, agents=TWINS) as place:
+        tokens = {name: place.token(name) for name in TWINS}
+        seen: dict[str, list[str]] = {}
+        for _ in range(2):
+            for name, token in tokens.items():
+                message = gateway.call("environ")
+                message["params"]["_meta"] = {"ringfence/idempotency_key": "the-same"}
+                result = gateway.read_answer(await place.ask(message, token))["result"]
+                seen.setdefault(name, []).append(json.loads(gateway.text_of(result))["identity"])
+        assert all(first == again for first, again in seen.values())
+        assert len({first for first, _ in seen.values()}) == 3, "each has a server of its own, too"
+
+
+async def test_no_agent_runs_on_what_a_person_allowed_another(tmp_path: Path, hostile_command: list[str]) -> None:
+    asks = {"preset": "permissive", "rules": [{"id": "ask", "action": "ask", "tool_patterns": ["counter"]}]}
+    async with served(tmp_path, hostile_command, agents=TWINS, policy=asks) as place:
+        tokens = {name: place.token(name) for name in TWINS}
+
+        async def call(name: str) -> JSON:
+            answer = gateway.read_answer(await place.ask(gateway.call("counter"), tokens[name]))
+            return about(answer["result"])
+
+        asked = {name: (await call(name))["approval_id"] for name in TWINS}
+        assert len(set(asked.values())) == 3
+        person = identity.person_of({}, "op")
+        assert person is not None
+        approve = lambda: answer(place.app.store, asked["ann"], person, approve=True)  # noqa: E731
+        await anyio.to_thread.run_sync(approve)
+        assert [(await call(name))["status"] for name in ("bob", "amy", "ann", "ann")] == [
+            *("approval_required", "approval_required", "success"), "approval_required"
+        ]  # fmt: skip
+
+
+async def test_a_secret_of_one_tenant_is_taken_out_of_what_every_tenant_reads(
+    tmp_path: Path, hostile_command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = "canary-of-acme-0123456789"
+    monkeypatch.setenv("ACME_TOKEN", value)
+    secrets = {"acme": {"from": "env", "name": "ACME_TOKEN", "hosts": ["a.example"], "tenants": ["acme"]}}
+    async with served(tmp_path, hostile_command, agents=TWINS, secrets=secrets) as place:
+        for name in TWINS:
+            told = await place.ask(gateway.call("echo", {"text": f"it is {value}"}), place.token(name))
+            assert told.status_code == 200 and value not in told.text, name

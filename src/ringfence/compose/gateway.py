@@ -426,9 +426,8 @@ class App:
         """Networks and secrets of this configuration, for boxes, servers, and requests of our own."""
         secrets = self.secrets
         installer = None if self._executor is None else self._executor.installer
-        router = make_router(
-            settings, lambda: secrets.broker(lambda: self.pipeline.rules.policy, self.store), installer
-        )
+        policy, permissions = lambda: self.pipeline.rules.policy, lambda: self.pipeline.rules.permissions
+        router = make_router(settings, lambda: secrets.broker(policy, self.store, permissions), installer)
         if self._executor is not None:
             self._executor.router = self._executor.broker = router
             contracts = {**settings.contracts, **own_contracts(settings)}

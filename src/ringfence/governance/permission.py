@@ -143,6 +143,15 @@ class Permissions:
             return Permission(agent, f"The agent {agent.name!r} may call nothing in the environment {here!r}.")
         return Permission(agent)
 
+    def standing(self, tenant: str, agent: str) -> Principal | None:
+        """An agent that has something since before, as it is now; None where it is not declared any more."""
+        if not self._agents:
+            return Principal(agent, tenant)
+        found = self._agents.get(agent)
+        if found is None or found.tenant != tenant:
+            return None
+        return Principal(agent, tenant, found.person, found.roles)
+
     def same(self, other: Permissions, principal: Principal) -> bool:
         """Whether a principal is the same one to both: rules and people go by its roles and by whom it acts for."""
         mine, theirs = self._agents.get(principal.agent), other._agents.get(principal.agent)
