@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -319,8 +320,6 @@ NOT_BUILT = {
     "1:11": "gateway: {code_mode: on}",
     "1:11 ": "gateway: {code_mode: true}",
     "1:11  ": "gateway: {code_mode: optional}",
-    "1:19": "gateway: {listen: '0.0.0.0:8700'}",
-    "1:19 ": "gateway: {listen: 'gateway.corp.example:8700'}",
     "1:18": "gateway: {state: 'postgresql://db/ringfence'}",
     "1:15": "servers: {s: {openapi: a.yaml, base_url: 'https://h'}}",
     "1:20": "capabilities: {a: {transport: direct}}",
@@ -477,3 +476,78 @@ def test_agents_that_cannot_be(text: str, problem: str) -> None:
     with pytest.raises(ConfigError) as caught:
         config.loads(text, file="f", base=BASE)
     assert [str(each) for each in caught.value.problems] == [f"f:{problem}"]
+
+
+# ── An address that others can reach ──
+
+
+OPEN = "gateway: {listen: '0.0.0.0:8700'%s}"
+WHO = "\nagents: {a: {capabilities: ['*']}}"
+TLS, PROXY, URL = "tls: {cert: c.pem, key: k.pem}", "trusted_proxy: [10.0.0.5]", "url: 'https://gateway.corp.example'"
+
+
+@pytest.mark.parametrize(
+    ("text", "lacking"),
+    [
+        (
+            OPEN % "",
+            ["agents: {NAME: {capabilities: [...]}}", "gateway.tls:", "gateway.trusted_proxy:", "gateway.url:"],
+        ),
+        (OPEN % "" + WHO, ["gateway.tls:", "gateway.url:"]),
+        (OPEN % f", {TLS}, {URL}", ["agents:"]),
+        (OPEN % f", {URL}" + WHO, ["gateway.tls:"]),
+        (OPEN % f", {TLS}" + WHO, ["gateway.url:"]),
+        ("gateway: {listen: 'gateway.corp.example:8700'}", ["others can reach gateway.corp.example"]),
+        ("gateway: {listen: '[::]:8700'}", ["others can reach ::"]),
+    ],
+)
+def test_an_address_that_others_can_reach_needs_identity_and_tls_and_says_what_to_write(
+    text: str, lacking: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config.loads(text, file="f", base=BASE)
+    (problem,) = caught.value.problems
+    assert (problem.line, problem.column) == (1, 19) and all(word in problem.text for word in lacking), problem.text
+    assert ("agents:" in problem.text) is (WHO not in text)
+
+
+@pytest.mark.parametrize("how", [TLS, PROXY, f"{TLS}, {PROXY}"])
+def test_with_these_it_may_be_listened_on(how: str) -> None:
+    gateway = config.loads(OPEN % f", {how}, {URL}" + WHO, file="f", base=BASE).gateway
+    assert gateway.url == "https://gateway.corp.example"
+    assert gateway.tls is None or gateway.tls.key == BASE / "k.pem"
+    assert gateway.trusted_proxy in ((), ("10.0.0.5",))
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("gateway: {trusted_proxy: [10.0.0.5]}", "whomever the proxy lets in would be your own agent"),
+        ("gateway: {listen: 'unix:/run/x/s', tls: {cert: c, key: k}}", "tls is for an address to listen on"),
+        ("gateway: {listen: 'unix:/run/x/s', trusted_proxy: [::1]}" + WHO, "trusted_proxy is for an address"),
+        ("gateway: {url: 'http://gateway.corp.example'}", "would have clients send tokens in clear"),
+        ("gateway: {url: 'https://gateway.corp.example/mcp'}", "has a path: write https://HOST[:PORT]"),
+        ("gateway: {tls: {cert: c}}", "missing key 'key'"),
+        ("gateway: {trusted_proxy: [proxy.corp.example]}" + WHO, "is not an address or a range of them"),
+    ],
+)
+def test_what_is_wrong_with_it_is_told(text: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(problem)):
+        config.loads(text, file="f", base=BASE)
+
+
+def test_the_usual_port_of_an_address_is_left_out_as_clients_do() -> None:
+    for written, known in (
+        ("https://G.example:443", "https://g.example"),
+        ("http://localhost:80/", "http://localhost"),
+    ):
+        assert config.loads(f"gateway: {{url: '{written}'}}", file="f", base=BASE).gateway.url == known
+
+
+def test_the_key_of_the_gateway_is_mounted_into_no_box(tmp_path: Path) -> None:
+    (tmp_path / "tls").mkdir()
+    text = (
+        "gateway: {tls: {cert: tls/c.pem, key: tls/k.pem}}\nservers: {s: {command: [x], mounts: [{host: tls, at: /t}]}}"
+    )
+    with pytest.raises(ConfigError, match=r"the key of gateway\.tls"):
+        config.loads(text, file="f", base=tmp_path)

@@ -592,6 +592,9 @@ def mount(draft: Draft, shape: schema.MountEntry) -> Mount:
     for secret in draft.secrets.values():
         if secret.shape.source == "file" and secret.shape.path is not None:
             own[resolve(secret.shape.path, draft.base)] = f"secret {secret.where[-1]!r}"
+    tls = draft.gateway.shape.tls
+    if tls is not None:
+        own[resolve(tls.key, draft.base)] = "the key of gateway.tls"
     if draft.vault.shape.token_file is not None:
         own[resolve(draft.vault.shape.token_file, draft.base)] = "the token of the vault"
     return declared(Mount(shape.host, shape.at, shape.mode, shape.unsafe or ""), draft.base, written, own)
@@ -715,13 +718,6 @@ def _refuse(draft: Draft, where: Where, what: str) -> None:
 def _unbuilt_gateway(draft: Draft) -> None:
     gateway = draft.gateway.shape
     where = draft.gateway.where
-    host = None if validators.socket_path(gateway.listen) is not None else validators.listen_address(gateway.listen)[0]
-    if host is not None and not validators.is_loopback(host):
-        draft.problem(
-            (*where, "listen"),
-            f"listening on {host}, which others can reach, needs identity and TLS, and that {_NOT_BUILT};"
-            " use 127.0.0.1",
-        )
     if gateway.state is not None and "://" in gateway.state:
         draft.problem((*where, "state"), f"a database as state {_NOT_BUILT}; name a folder")
     if gateway.code_mode != "off":

@@ -12,7 +12,16 @@ from typing import cast
 
 from ringfence.config import checks, paths, schema, validators, yaml
 from ringfence.config.draft import Draft, Shaped, read_draft, shaped
-from ringfence.config.settings import SANDBOX_NETWORK, Config, GatewaySettings, PolicySettings, SandboxSettings, sealed
+from ringfence.config.settings import (
+    SANDBOX_NETWORK,
+    Config,
+    GatewaySettings,
+    PolicySettings,
+    SandboxSettings,
+    TlsFiles,
+    exposed,
+    sealed,
+)
 from ringfence.config.validators import did_you_mean
 from ringfence.config.yaml import Where, YamlSource
 from ringfence.core.box import Mount, SetUp
@@ -66,6 +75,7 @@ def _config(text: str, file: str, path: Path, files: tuple[Path, ...], base: Pat
         raise ConfigError(sorted(read.problems))
     draft = read_draft(read, path.parent if base is None else paths.resolve("", base))
     checks.check(draft)
+    _check_exposure(draft)
     policy = read_policy(draft)
     contracts = {name: _contract(draft, name, found) for name, found in draft.capabilities.items()}
     problems = sorted({*read.problems, *draft.elsewhere})
@@ -132,7 +142,38 @@ def _gateway(draft: Draft) -> GatewaySettings:
     host, port = validators.listen_address(shape.listen if socket is None else _LOOPBACK)
     state = paths.state_folder() if shape.state is None else paths.resolve(shape.state, draft.base)
     kept = None if shape.retention is None else validators.retention_seconds(shape.retention)
-    return GatewaySettings(host, port, state, shape.approval_wait_seconds, shape.code_mode, socket, kept)
+    tls = None
+    if shape.tls is not None:
+        tls = TlsFiles(paths.resolve(shape.tls.cert, draft.base), paths.resolve(shape.tls.key, draft.base))
+    return GatewaySettings(
+        host,
+        port,
+        state,
+        shape.approval_wait_seconds,
+        shape.code_mode,
+        socket,
+        kept,
+        shape.url,
+        tls,
+        tuple(shape.trusted_proxy),
+    )
+
+
+def _check_exposure(draft: Draft) -> None:
+    """An address that others can reach needs callers that show who they are, over TLS."""
+    where = draft.gateway.where
+    shape = draft.gateway.shape
+    if {"listen", "tls", "trusted_proxy", "url"} & draft.gateway.broken:
+        return
+    settings = _gateway(draft)
+    if settings.socket is None and (problem := exposed(settings.host, settings, agents=bool(draft.agents))) is not None:
+        draft.problem((*where, "listen"), problem)
+    for key in ("tls", "trusted_proxy"):
+        if getattr(shape, key) and settings.socket is not None:
+            draft.problem((*where, key), f"{key} is for an address to listen on, and this is a unix socket", key=True)
+    if shape.trusted_proxy and not draft.agents:
+        text = "whomever the proxy lets in would be your own agent: declare agents:, so that callers show who they are"
+        draft.problem((*where, "trusted_proxy"), text, key=True)
 
 
 def _person(name: str, shape: schema.PersonEntry) -> Person:

@@ -64,12 +64,21 @@ class Shape(BaseModel):
 # ── Sections ──────────────────────────────────────────────────────────────────────────────────────
 
 
+class TlsSection(Shape):
+    cert: Text
+    key: Text
+    placeholders: ClassVar[dict[str, Any]] = {"cert": "_", "key": "_"}
+
+
 class GatewaySection(Shape):
     listen: Annotated[str, AfterValidator(validators.listen)] = "127.0.0.1:8700"
     state: Text | None = None
     approval_wait_seconds: Annotated[float, Field(ge=0, le=3600)] = 30.0
     code_mode: Annotated[Literal["off", "optional", "on"], BeforeValidator(validators.switch)] = "off"
     retention: Annotated[str | int, AfterValidator(validators.retention)] | None = None
+    url: Annotated[str, AfterValidator(validators.own_url)] | None = None
+    tls: TlsSection | None = None
+    trusted_proxy: list[Range] = []
 
 
 class PersonEntry(Shape):

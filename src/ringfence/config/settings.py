@@ -7,6 +7,7 @@ from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from ringfence.config.validators import is_loopback
 from ringfence.core import canonical
 from ringfence.core.box import SetUp
 from ringfence.core.errors import Problem
@@ -28,6 +29,14 @@ SANDBOX_NETWORK = "sandbox"
 
 
 @dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Absolute paths of a certificate with its chain, and of its key."""
+
+    cert: Path
+    key: Path
+
+
+@dataclass(frozen=True, slots=True)
 class GatewaySettings:
     host: str
     port: int
@@ -39,6 +48,11 @@ class GatewaySettings:
     """Absolute; a unix socket to listen on instead of host and port."""
     retention_seconds: float | None = None
     """How long records are kept; None: for ever."""
+    url: str | None = None
+    """Our address as clients know it, without a path."""
+    tls: TlsFiles | None = None
+    trusted_proxy: tuple[str, ...] = ()
+    """Addresses and ranges of a proxy that ends TLS before us. If there are any, nobody else is heard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +137,22 @@ class Config:
     """File, line and column of each secret: that its value cannot be used is known only when it is read."""
     digest: str = ""
     """Of everything that matters to a call; comments and the order of keys do not."""
+
+
+def exposed(host: str, gateway: GatewaySettings, *, agents: bool) -> str | None:
+    """Why we do not listen at an address that others can reach, and what to write; None where nothing is missing."""
+    if is_loopback(host):
+        return None
+    lacking = []
+    if not agents:
+        lacking.append("agents: {NAME: {capabilities: [...]}}, so that callers show who they are")
+    if gateway.tls is None and not gateway.trusted_proxy:
+        lacking.append("gateway.tls: {cert: FILE, key: FILE}, or gateway.trusted_proxy: [ADDRESS] of what ends TLS")
+    if gateway.url is None:
+        lacking.append("gateway.url: https://NAME, the address that clients use")
+    if not lacking:
+        return None
+    return f"others can reach {host}; to listen there, write {'; and '.join(lacking)}; or use 127.0.0.1"
 
 
 def sealed(config: Config) -> Config:

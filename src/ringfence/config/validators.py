@@ -167,6 +167,17 @@ def url(text: str) -> str:
     return text
 
 
+def own_url(text: str) -> str:
+    """The address that clients use: who it is for others than this machine, has to be told over TLS."""
+    parts = urlsplit(url(text))
+    if parts.path not in ("", "/") or parts.query:
+        raise ValueError(f"{quoted(text)} has a path: write https://HOST[:PORT], and clients add /mcp")
+    if parts.scheme != "https" and not is_loopback(parts.hostname or ""):
+        raise ValueError(f"{quoted(text)} would have clients send tokens in clear: write https://")
+    usual = ":443" if parts.scheme == "https" else ":80"  # which clients leave out
+    return f"{parts.scheme}://{parts.netloc.lower().removesuffix(usual)}"
+
+
 def variable(text: str) -> str:
     if not _VARIABLE.fullmatch(text):
         raise ValueError(f"{quoted(text)} is not a variable's name")

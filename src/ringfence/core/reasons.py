@@ -182,6 +182,10 @@ _CALLER = {
     "unreachable": ("No gateway answers there.", "Start it: `ringfence serve`."),
     "rpc_error": ("The gateway answered with a protocol error.", "Read the message."),
     # what a client sent to a gateway
+    "not_the_proxy": (
+        "The connection comes from another address than that of the declared proxy.",
+        "Connect through the proxy, or correct `gateway.trusted_proxy`.",
+    ),
     "no_token": ("The request carries no bearer token.", "Send one as `Authorization: Bearer`."),
     "bad_token": ("The bearer token is not one that this gateway knows.", "Send the token as it was printed."),
     "token_expired": ("The bearer token's time is over.", "Ask the operator for another."),

@@ -463,12 +463,17 @@ class _HttpRequest:
 class HttpFront:
     """The ASGI application behind `/mcp`."""
 
-    def __init__(self, front: McpFront, identify: Identify, hosts: frozenset[str], port: int | None) -> None:
-        """`hosts` are names that we are called by; without a port, as over a unix socket, they stand alone."""
+    def __init__(
+        self, front: McpFront, identify: Identify, hosts: frozenset[str], port: int | None, url: str | None = None
+    ) -> None:
+        """`hosts` are names that we are called by; without a port, as over a unix socket, they stand alone. `url` is
+        our address as others know it."""
         self._front = front
         self._identify = identify
-        self._own = frozenset(host if port is None else f"{host}:{port}" for host in hosts)
-        self._origins = frozenset(f"http://{own}" for own in self._own)
+        self._url = url
+        own = {host if port is None else f"{host}:{port}" for host in hosts}
+        self._own = frozenset(own if url is None else {*own, url.partition("://")[2]})
+        self._origins = frozenset(f"{scheme}://{own}" for own in self._own for scheme in ("http", "https"))
         self.sessions = HttpSessions(front)
         self._lasting: dict[anyio.CancelScope, Caller] = {}
         """Requests under way whose callers may be shut out meanwhile."""
@@ -519,7 +524,9 @@ class HttpFront:
             await self._serve_while_admitted(request, caller)
 
     def base(self, scope: Scope) -> str:
-        """Our own address, as the client wrote it and as it was found to be ours."""
+        """Our own address: as others know it, or as the client wrote it and it was found to be ours."""
+        if self._url is not None:
+            return self._url
         host = next((value for name, value in scope["headers"] if name == b"host"), b"localhost")
         return f"{scope.get('scheme', 'http')}://{host.decode('latin-1').strip().lower()}"
 

@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import errno
 import hmac
+import ipaddress
 import os
 import socket
+import ssl
 import stat
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from http import HTTPStatus
@@ -33,6 +35,7 @@ from ringfence.front.identify import METADATA, PEER, RESOURCE, metadata
 from ringfence.front.refusals import Refusal, Refusals
 from ringfence.identity import peer_uid
 
+_Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 AT_A_SOCKET = frozenset({"localhost"})
 """What clients of a unix socket call us."""
@@ -72,9 +75,12 @@ class Admission:
     Without an owner no client is a stranger: so it is where the kernel does not tell whose a connection is.
     """
 
-    def __init__(self, refusals: Refusals, owner: int | None, *, tokens: bool = False) -> None:
+    def __init__(
+        self, refusals: Refusals, owner: int | None, *, tokens: bool = False, only: Sequence[str] = ()
+    ) -> None:
         """`tokens`: others than our own user may show one, so they are heard as our own user is; they are still counted
-        apart, each account or address by itself."""
+        apart, each account or address by itself. `only`: addresses and ranges of a proxy; nobody else is let in."""
+        self._only = [ipaddress.ip_network(each) for each in only]
         self.refusals = refusals
         self._owner = owner
         self._tokens = tokens
@@ -86,14 +92,19 @@ class Admission:
         return self._tokens or self.is_own(uid)
 
     def is_own(self, uid: int | None) -> bool:
-        return uid == self._owner if self._tokens else self._owner is None or uid == self._owner
+        if self._tokens:
+            return uid is not None and uid == self._owner
+        return self._owner is None or uid == self._owner
 
     def enter(self, uid: int | None, address: str = "") -> bool:
         who = _who(uid, address)
+        if self._only and not _is_in(address, self._only):
+            self.refused(uid, "not_the_proxy")
+            return False
         if self.is_own(uid):
             admitted = self._here[who] < MOST_OWN
         else:
-            each = MOST_OF_A_HOLDER if self._tokens else MOST_OF_A_STRANGER
+            each = MOST_HOLDERS if self._only else MOST_OF_A_HOLDER if self._tokens else MOST_OF_A_STRANGER
             admitted = self._here[who] < each and self._strangers < (MOST_HOLDERS if self._tokens else MOST_STRANGERS)
             self._strangers += admitted
         self._here[who] += admitted
@@ -110,6 +121,15 @@ class Admission:
 
     def refused(self, uid: int | None, reason: str) -> None:
         self.refusals.count(Refusal("mcp-http", reason, uid))
+
+
+def _is_in(address: str, networks: Sequence[_Network]) -> bool:
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return any((mapped or found) in network for network in networks)
 
 
 def _who(uid: int | None, address: str) -> int | str | None:
@@ -140,7 +160,7 @@ class PeerProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._uid = peer_uid(transport.get_extra_info("socket")) if _TELLS else None
         far = transport.get_extra_info("peername")
-        self._address = str(far[0]) if self._uid is None and isinstance(far, tuple) else ""
+        self._address = str(far[0]) if isinstance(far, tuple) else ""
         self._admitted = self._admission.enter(self._uid, self._address)
         own = self._admission.is_heard(self._uid)
         if not self._admitted:
@@ -394,6 +414,23 @@ def _clear(path: Path) -> None:
     path.unlink()
 
 
+def tls_context(cert: Path, key: Path) -> ssl.SSLContext:
+    """What proves to clients who we are. Raises Unavailable."""
+    try:
+        info = key.stat()
+        if system.open_to_others(info, 0o027):
+            raise Unavailable("listen", f"others can read gateway.tls.key, or write to it; run: chmod 600 {key}")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.load_cert_chain(cert, key)
+    except ssl.SSLError as exc:
+        why = exc.reason or "they are no certificate and its key"
+        raise Unavailable("listen", f"gateway.tls: {cert} and {key} cannot be used: {why}") from None
+    except OSError as exc:
+        raise Unavailable("listen", f"gateway.tls: {exc.filename or key} cannot be read: {exc.strerror}") from None
+    return context
+
+
 class GatewayApp:
     """The paths that we serve. A plain ASGI application: `/mcp` is the hot one, and there are three others."""
 
@@ -434,10 +471,12 @@ _NO_CONSOLE = """The console is not part of this version. Answer approvals in a 
 class Listener(uvicorn.Server):
     """uvicorn without its own signal handling: the caller decides when to stop."""
 
-    def __init__(self, app: GatewayApp, *, tokens: bool = False) -> None:
-        """`tokens`: who connects may show one, and is no stranger before that was looked at."""
+    def __init__(
+        self, app: GatewayApp, *, tokens: bool = False, only: Sequence[str] = (), tls: ssl.SSLContext | None = None
+    ) -> None:
+        """`tokens`: who connects may show one, and is no stranger before that was looked at; `only`: see Admission."""
         self._stopping = asyncio.Event()
-        admission = Admission(app.refusals, os.getuid() if _TELLS else None, tokens=tokens)
+        admission = Admission(app.refusals, os.getuid() if _TELLS else None, tokens=tokens, only=only)
         super().__init__(
             uvicorn.Config(
                 app,
@@ -450,6 +489,7 @@ class Listener(uvicorn.Server):
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=3,
                 server_header=False,
+                ssl_context_factory=None if tls is None else lambda _config, _usual: tls,
                 date_header=False,
             )
         )
