@@ -10,7 +10,7 @@ import pytest
 from ringfence import config
 from ringfence.core.box import MIB
 from ringfence.core.errors import ConfigError
-from ringfence.core.model import AgentSpec, Rate
+from ringfence.core.model import AgentSpec, Issuer, Rate
 
 NETWORK = "networks: {n: {allow: ['h.example:443']}}\n"
 
@@ -551,3 +551,47 @@ def test_the_key_of_the_gateway_is_mounted_into_no_box(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match=r"the key of gateway\.tls"):
         config.loads(text, file="f", base=tmp_path)
+
+
+# ── An identity provider ──
+
+
+OIDC = "gateway: {oidc: {issuer: 'https://id.corp.example', audience: a%s}}\n"
+CLIENT = "agents: {a: {capabilities: ['*'], oidc_client: c, person: p}}\npeople: {p: {oidc_subject: s}}\n"
+
+
+def test_an_identity_provider_is_read() -> None:
+    more = ", scopes: [mcp], step_up: {'x:write': ['a*']}, algorithms: [EdDSA], roles: [r], roles_claim: realm.roles"
+    found = config.loads(OIDC % more + CLIENT, file="f", base=BASE)
+    assert found.gateway.oidc == Issuer(
+        "https://id.corp.example", "a", ("EdDSA",), None, ("mcp",), "realm.roles", ("r",)
+    )
+    assert found.gateway.step_up == {"x:write": ("a*",)}
+    assert (found.agents["a"].oidc_client, found.people["p"].oidc_subject) == ("c", "s")
+    known = "gateway: {url: 'https://g.example', oidc: {issuer: 'https://id.corp.example'}}\n"
+    oidc = config.loads(known + CLIENT, file="f", base=BASE).gateway.oidc
+    assert oidc is not None and oidc.audience == "https://g.example/mcp" and oidc.algorithms == ("RS256", "ES256")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (OIDC % ", algorithms: [HS256]" + CLIENT, "must be 'RS256'"),
+        (OIDC % ", algorithms: [none]" + CLIENT, "must be 'RS256'"),
+        (OIDC % ", algorithms: []" + CLIENT, "must not be empty"),
+        (OIDC % ", scopes: ['a b']" + CLIENT, "'a b' is not a scope"),
+        (
+            "gateway: {oidc: {issuer: 'http://id.corp.example', audience: a}}\n" + CLIENT,
+            "its keys must come over https://",
+        ),
+        ("gateway: {oidc: {issuer: 'https://id.corp.example'}}\n" + CLIENT, "missing key 'audience'"),
+        (OIDC % "", "no agent has an oidc_client"),
+        (CLIENT, "which identity provider? Write gateway: {oidc: {issuer: …}}"),
+        (OIDC % "" + CLIENT.replace("oidc_subject: s", ""), "person 'p' has no oidc_subject"),
+        (OIDC % "" + "agents: {a: {oidc_client: c}, b: {oidc_client: c}}", "'c' for the same person is 'a' already"),
+        ("people: {a: {oidc_subject: s}, b: {oidc_subject: s}}", "'s' is 'a' already"),
+    ],
+)
+def test_an_identity_provider_that_cannot_be(text: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(problem)):
+        config.loads(text, file="f", base=BASE)

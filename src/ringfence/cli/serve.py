@@ -30,6 +30,7 @@ from ringfence.compose.gateway import App
 from ringfence.config import Config, GatewaySettings
 from ringfence.config.settings import exposed
 from ringfence.core import own_ports, system
+from ringfence.core.model import Json
 from ringfence.front.http import HttpFront, Identify
 from ringfence.front.identify import Identities
 from ringfence.front.listen import (
@@ -143,8 +144,22 @@ async def _tcp(app: App, at: GatewaySettings, demo: bool) -> None:
 def _identify(app: App, token: str | None = None, *, by_account: bool = True) -> Identify:
     """Says which agent a caller is; a reload of the configuration can declare agents, or none any more."""
     own = same_user(lambda: app.agent, token) if by_account else _nobody
-    known = Identities(lambda: app.directory, app.tokens, by_account=by_account)
+    known = Identities(lambda: app.directory, app.tokens, by_account=by_account, issued=app.issued)
     return lambda scope: known(scope) if app.directory.tells_apart else own(scope)
+
+
+def _published(app: App) -> Json | None:
+    """What clients need to know to get a token; None where they need none."""
+    if not app.directory.tells_apart:
+        return None
+    issuer = app.config.gateway.oidc
+    if issuer is None:
+        return {}
+    scopes = list(dict.fromkeys([*issuer.scopes, *app.config.gateway.step_up]))
+    more: Json = {"authorization_servers": [issuer.issuer], **({"scopes_supported": scopes} if scopes else {})}
+    if "://" in issuer.audience:
+        more["resource"] = issuer.audience  # what tokens must name
+    return more
 
 
 def _nobody(scope: Scope) -> None:
@@ -155,7 +170,7 @@ async def _http(app: App, at: GatewaySettings, listening: socket.socket, tls: ss
     front = app.http
     assert front is not None
     apart, only = app.directory.tells_apart, at.trusted_proxy
-    serves = GatewayApp(front, lambda: {} if app.directory.tells_apart else None)
+    serves = GatewayApp(front, lambda: _published(app))
     listener = Listener(serves, tokens=apart, only=only, tls=tls)
     # Everything loaded by now stays: the garbage collector need not look at it again every few calls.
     gc.collect()

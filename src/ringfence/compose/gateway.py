@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.abc
@@ -29,7 +30,7 @@ from ringfence.config import Config
 from ringfence.core import canonical
 from ringfence.core.box import BoxSpec, Program
 from ringfence.core.errors import ConfigError, Refused, RingfenceError, StoreError, Unavailable
-from ringfence.core.model import Call, Contract, Definition, Json, Outcome, Principal, ServerSpec, Transport
+from ringfence.core.model import Call, Contract, Definition, Issuer, Json, Outcome, Principal, ServerSpec, Transport
 from ringfence.core.ports import Channel, UpstreamRequest, WarmableBackend
 from ringfence.front import entries
 from ringfence.front.http import HttpFront
@@ -51,6 +52,9 @@ from ringfence.sandbox.tools.toolkit import SERVER
 from ringfence.store import FIRST_USE, PinRow, Store, Transaction, Unproven
 from ringfence.store.clock import Leap, farthest
 from ringfence.upstream.pool import ConnectionPool, ServerAccess
+
+if TYPE_CHECKING:
+    from ringfence.identity.oidc import TokenReader
 
 log = logging.getLogger("ringfence")
 
@@ -115,6 +119,7 @@ class App:
         self.secrets = secrets
         self._named = agent
         self.directory = identity.Directory(settings.agents, settings.people)
+        self._issued: tuple[Issuer, TokenReader] | None = None
         self.tokens = identity.TokenCheck(lambda ident: self.store.reader().token(ident))
         self.agent: Principal = self._local_agent(settings)
         self._schemas = Schemas()
@@ -196,6 +201,17 @@ class App:
                     await store.aclose()
                 except StoreError as exc:
                     log.error("the state could not be closed: %s", exc)
+
+    def issued(self) -> TokenReader | None:
+        """What reads tokens of the identity provider, if there is one. The same one, and its keys, while that is."""
+        issuer = self.config.gateway.oidc
+        if issuer is None:
+            return None
+        if self._issued is None or self._issued[0] != issuer:
+            from ringfence.compose.oidc import token_reader  # noqa: PLC0415 - few gateways have an identity provider
+
+            self._issued = (issuer, token_reader(issuer))
+        return self._issued[1]
 
     def _local_agent(self, settings: Config) -> Principal:
         return identity.local_agent(settings.people, identity.os_user(), settings.agents, self._named)
@@ -527,7 +543,7 @@ class App:
                 **{name: implicit_contract(spec) for name, spec in settings.servers.items()},
                 SERVER: own_lists(settings),
             },
-            permissions=Permissions(settings.agents, settings.environment),
+            permissions=Permissions(settings.agents, settings.environment, settings.gateway.step_up),
         )
 
     async def refresh(self) -> None:

@@ -98,8 +98,12 @@ def condition(draft: Draft, where: Where, text: str, *, result: str = "bool") ->
 
 def _people(draft: Draft) -> None:
     accounts: dict[str, str] = {}
+    subjects: dict[str, str] = {}
     for name, person in draft.people.items():
         account = person.shape.os_user
+        subject = person.shape.oidc_subject
+        if subject is not None and subjects.setdefault(subject, name) != name:
+            draft.problem((*person.where, "oidc_subject"), f"{subject!r} is {subjects[subject]!r} already")
         if account is None:
             continue
         if account in accounts:
@@ -111,6 +115,7 @@ def _people(draft: Draft) -> None:
 def _agents(draft: Draft) -> None:
     accounts: dict[str, str] = {}
     likes: dict[str, str] = {}
+    clients: dict[tuple[str, str | None], str] = {}
     for name, agent in draft.agents.items():
         shape = agent.shape
         where = agent.where
@@ -129,9 +134,26 @@ def _agents(draft: Draft) -> None:
                 text = f"{shape.os_user!r} is {accounts[shape.os_user]!r} already: one account is one agent"
                 draft.problem((*where, "os_user"), text)
             accounts.setdefault(shape.os_user, name)
+        if shape.oidc_client is not None:
+            _oidc_client(draft, agent, clients)
         if shape.quota.burst is not None and shape.quota.per_minute is None:
             draft.problem((*where, "quota", "burst"), "a burst needs per_minute")
         _agent_patterns(draft, agent)
+
+
+def _oidc_client(draft: Draft, agent: Shaped[schema.AgentEntry], clients: dict[tuple[str, str | None], str]) -> None:
+    """A client of the identity provider is one agent for each user that it acts for."""
+    shape = agent.shape
+    where = (*agent.where, "oidc_client")
+    if draft.gateway.shape.oidc is None and "oidc" not in draft.gateway.broken:
+        draft.problem(where, "which identity provider? Write gateway: {oidc: {issuer: …}}", key=True)
+    person = draft.people.get(shape.person or "")
+    if person is not None and person.shape.oidc_subject is None and not person.broken:
+        text = f"person {shape.person!r} has no oidc_subject, so no token is for them"
+        draft.problem((*agent.where, "person"), text)
+    first = clients.setdefault((shape.oidc_client or "", shape.person), str(agent.where[-1]))
+    if first != agent.where[-1]:
+        draft.problem(where, f"{shape.oidc_client!r} for the same person is {first!r} already")
 
 
 def _agent_patterns(draft: Draft, agent: Shaped[schema.AgentEntry]) -> None:

@@ -206,6 +206,8 @@ def _people(old: Mapping[str, Person], new: Mapping[str, Person]) -> Iterator[st
             yield f"person {name!r} gains the roles {', '.join(sorted(person.roles - before.roles))}"
         if person.os_user not in (None, before.os_user):
             yield f"person {name!r} is another account: {person.os_user}"
+        if person.oidc_subject not in (None, before.oidc_subject):
+            yield f"person {name!r} is another user of the identity provider"
         if person.tenant != before.tenant:
             yield f"person {name!r} is of another tenant: {person.tenant}"
 
@@ -213,7 +215,7 @@ def _people(old: Mapping[str, Person], new: Mapping[str, Person]) -> Iterator[st
 _AGENT: Mapping[str, Holds] = {
     **dict.fromkeys(("capabilities", "resources", "prompts", "environments"), _within),
     "quota": lambda old, new: _rate(old, new),
-    "os_user": lambda _old, new: new is None,
+    **dict.fromkeys(("os_user", "oidc_client"), lambda _old, new: new is None),
 }
 
 

@@ -31,6 +31,7 @@ from ringfence.core.model import (
     AgentSpec,
     ApprovalRule,
     Contract,
+    Issuer,
     NetworkSpec,
     PackageSpec,
     Person,
@@ -156,6 +157,21 @@ def _gateway(draft: Draft) -> GatewaySettings:
         shape.url,
         tls,
         tuple(shape.trusted_proxy),
+        None if shape.oidc is None else _issuer(shape.oidc, shape.url),
+        {} if shape.oidc is None else {scope: tuple(names) for scope, names in shape.oidc.step_up.items()},
+    )
+
+
+def _issuer(shape: schema.OidcSection, url: str | None) -> Issuer:
+    return Issuer(
+        issuer=shape.issuer,
+        audience=shape.audience or f"{url}/mcp",
+        algorithms=tuple(shape.algorithms),
+        jwks=shape.jwks,
+        scopes=tuple(shape.scopes),
+        roles_claim=shape.roles_claim,
+        roles=tuple(shape.roles),
+        addresses=tuple(shape.addresses),
     )
 
 
@@ -163,7 +179,7 @@ def _check_exposure(draft: Draft) -> None:
     """An address that others can reach needs callers that show who they are, over TLS."""
     where = draft.gateway.where
     shape = draft.gateway.shape
-    if {"listen", "tls", "trusted_proxy", "url"} & draft.gateway.broken:
+    if {"listen", "tls", "trusted_proxy", "url", "oidc"} & draft.gateway.broken:
         return
     settings = _gateway(draft)
     if settings.socket is None and (problem := exposed(settings.host, settings, agents=bool(draft.agents))) is not None:
@@ -171,13 +187,25 @@ def _check_exposure(draft: Draft) -> None:
     for key in ("tls", "trusted_proxy"):
         if getattr(shape, key) and settings.socket is not None:
             draft.problem((*where, key), f"{key} is for an address to listen on, and this is a unix socket", key=True)
+    if shape.oidc is not None and shape.oidc.audience is None and shape.url is None:
+        text = "missing key 'audience': what tokens for this gateway name, unless gateway.url says it"
+        draft.problem((*where, "oidc"), text, key=True)
+    if shape.oidc is not None and not any(agent.shape.oidc_client for agent in draft.agents.values()):
+        text = "no agent has an oidc_client, so no token of the identity provider would be served"
+        draft.problem((*where, "oidc"), text, key=True)
     if shape.trusted_proxy and not draft.agents:
         text = "whomever the proxy lets in would be your own agent: declare agents:, so that callers show who they are"
         draft.problem((*where, "trusted_proxy"), text, key=True)
 
 
 def _person(name: str, shape: schema.PersonEntry) -> Person:
-    return Person(name=name, roles=frozenset(shape.roles), os_user=shape.os_user, tenant=shape.tenant)
+    return Person(
+        name=name,
+        roles=frozenset(shape.roles),
+        os_user=shape.os_user,
+        tenant=shape.tenant,
+        oidc_subject=shape.oidc_subject,
+    )
 
 
 def _agent(name: str, shape: schema.AgentEntry) -> AgentSpec:
@@ -192,6 +220,7 @@ def _agent(name: str, shape: schema.AgentEntry) -> AgentSpec:
         quota=Rate(**shape.quota.model_dump()),
         person=shape.person,
         os_user=shape.os_user,
+        oidc_client=shape.oidc_client,
     )
 
 

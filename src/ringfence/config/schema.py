@@ -42,6 +42,7 @@ Module = Annotated[str, AfterValidator(validators.module)]
 Url = Annotated[str, AfterValidator(validators.url)]
 Command = Annotated[list[Text], Field(min_length=1), BeforeValidator(validators.argv)]
 SecretNames = Annotated[list[Word], BeforeValidator(validators.secret_names)]
+Scope = Annotated[str, AfterValidator(validators.scope)]
 ProgramName = Annotated[str, AfterValidator(validators.program)]
 MetaKey = Annotated[str, AfterValidator(validators.meta_key)]
 Port = Annotated[int, Field(ge=1, le=65_535)]
@@ -70,6 +71,23 @@ class TlsSection(Shape):
     placeholders: ClassVar[dict[str, Any]] = {"cert": "_", "key": "_"}
 
 
+class OidcSection(Shape):
+    issuer: Annotated[str, AfterValidator(validators.issuer)]
+    audience: Text | None = None
+    algorithms: Annotated[
+        list[Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]],
+        Field(min_length=1),
+    ] = ["RS256", "ES256"]
+    jwks: Annotated[str, AfterValidator(validators.issuer)] | None = None
+    addresses: list[Range] = []
+    scopes: list[Scope] = []
+    step_up: dict[Scope, list[Glob]] = {}
+    roles_claim: Text = "roles"
+    roles: list[Word] = []
+    placeholders: ClassVar[dict[str, Any]] = {"issuer": "https://_"}
+    meant: ClassVar[dict[str, str]] = {"jwks_uri": "jwks", "required_scopes": "scopes"}
+
+
 class GatewaySection(Shape):
     listen: Annotated[str, AfterValidator(validators.listen)] = "127.0.0.1:8700"
     state: Text | None = None
@@ -79,12 +97,14 @@ class GatewaySection(Shape):
     url: Annotated[str, AfterValidator(validators.own_url)] | None = None
     tls: TlsSection | None = None
     trusted_proxy: list[Range] = []
+    oidc: OidcSection | None = None
 
 
 class PersonEntry(Shape):
     roles: list[Word] = []
     os_user: Text | None = None
     tenant: Word = DEFAULT_TENANT
+    oidc_subject: Text | None = None
 
 
 class QuotaSection(Shape):
@@ -104,6 +124,7 @@ class AgentEntry(Shape):
     quota: QuotaSection = QuotaSection()
     person: Word | None = None
     os_user: Text | None = None
+    oidc_client: Text | None = None
     meant: ClassVar[dict[str, str]] = {"tools": "capabilities", "rate": "quota", "user": "os_user"}
 
 

@@ -15,6 +15,7 @@ from ringfence.core.model import (
     AgentSpec,
     ApprovalRule,
     Contract,
+    Issuer,
     NetworkSpec,
     Person,
     Rule,
@@ -53,6 +54,9 @@ class GatewaySettings:
     tls: TlsFiles | None = None
     trusted_proxy: tuple[str, ...] = ()
     """Addresses and ranges of a proxy that ends TLS before us. If there are any, nobody else is heard."""
+    oidc: Issuer | None = None
+    step_up: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Patterns of capabilities, by the scope that a token of the identity provider must have for them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,6 +178,23 @@ def own_url(text: str) -> str:
     return f"{parts.scheme}://{parts.netloc.lower().removesuffix(usual)}"
 
 
+def issuer(text: str) -> str:
+    """An identity provider's address, exactly as its tokens name it."""
+    parts = urlsplit(url(text))
+    if parts.query:
+        raise ValueError(f"{quoted(text)} is not the address of an identity provider: it has a query")
+    if parts.scheme != "https" and not is_loopback(parts.hostname or ""):
+        raise ValueError(f"{quoted(text)}: its keys must come over https://")
+    return text
+
+
+def scope(text: str) -> str:
+    """A scope of OAuth."""
+    if not re.fullmatch(r"[!#-\[\]-~]{1,256}", text):
+        raise ValueError(f"{quoted(text)} is not a scope: letters, digits and signs, without spaces and quotes")
+    return text
+
+
 def variable(text: str) -> str:
     if not _VARIABLE.fullmatch(text):
         raise ValueError(f"{quoted(text)} is not a variable's name")

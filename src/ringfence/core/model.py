@@ -101,6 +101,8 @@ class Principal:
     person: str | None = None
     roles: frozenset[str] = frozenset()
     kind: Literal["agent", "system"] = "agent"
+    scopes: frozenset[str] | None = None
+    """What an identity provider granted; None: its credential is not limited so."""
 
     @property
     def key(self) -> str:
@@ -269,6 +271,8 @@ class Person:
     roles: frozenset[str] = frozenset()
     os_user: str | None = None
     tenant: str = DEFAULT_TENANT
+    oidc_subject: str | None = None
+    """Who this is to the identity provider."""
 
     def answers_for(self, tenant: str) -> bool:
         """Whether what agents of this tenant ask for concerns this person: who is alone here is of every tenant."""
@@ -299,6 +303,8 @@ class AgentSpec:
     """Whom it acts for."""
     os_user: str | None = None
     """Programs of this account on this machine are this agent."""
+    oidc_client: str | None = None
+    """The client of the identity provider that is this agent, when it acts for its person."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +325,34 @@ class IssuedToken:
         if self.revoked_at is not None:
             return "revoked"
         return "expired" if now >= self.expires_at else "valid"
+
+
+@dataclass(frozen=True, slots=True)
+class Issuer:
+    """An identity provider, as the operator declared it."""
+
+    issuer: str
+    audience: str
+    algorithms: tuple[str, ...] = ("RS256", "ES256")
+    jwks: str | None = None
+    """Where its keys are; None: where its own document says."""
+    scopes: tuple[str, ...] = ()
+    """What every token must have."""
+    roles_claim: str = "roles"
+    roles: tuple[str, ...] = ()
+    """The roles that a token may give."""
+    addresses: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenClaims:
+    """What a token that was verified says, as far as it matters here."""
+
+    client: str
+    subject: str | None
+    """The user behind the client; None where the client acts for itself."""
+    scopes: frozenset[str]
+    roles: frozenset[str]
 
 
 @plain

@@ -186,6 +186,10 @@ _CALLER = {
         "The connection comes from another address than that of the declared proxy.",
         "Connect through the proxy, or correct `gateway.trusted_proxy`.",
     ),
+    "insufficient_scope": (
+        "The token lacks a scope that this needs.",
+        "Get a token with the scope that the answer names.",
+    ),
     "no_token": ("The request carries no bearer token.", "Send one as `Authorization: Bearer`."),
     "bad_token": ("The bearer token is not one that this gateway knows.", "Send the token as it was printed."),
     "token_expired": ("The bearer token's time is over.", "Ask the operator for another."),
@@ -335,6 +339,10 @@ _OPERATOR = {
         " it.",
     ),
     "authority_expired": ("The run's certificate authority has expired.", "Make another box."),
+    "no_issuer": (
+        "The identity provider's keys cannot be fetched.",
+        "Check `gateway.oidc`, and whether the provider can be reached.",
+    ),
     "foreign_user": ("What listens there belongs to another user.", "Find out who runs it, and stop it."),
     "in_use": ("Another keeper holds these sessions.", "Connect to it, or end it."),
     "keeper_start": ("The keeper of sessions could not be started.", "Read the message; check its log."),

@@ -614,8 +614,23 @@ class HttpFront:
         elif "id" not in value:
             await _accepted(request.send)
             await self._notification(session, value)
-        else:
+        elif not await self._must_step_up(request, principal, value):
             await self._request(session, value, fault, request)
+
+    async def _must_step_up(self, request: _HttpRequest, principal: Principal, value: Json) -> bool:
+        """Whether the caller's token lacks a scope for this call. Its client is told which to ask for, and does so."""
+        lacking = self._front.lacking_scopes(principal, value["method"], value.get("params"))
+        if not lacking:
+            return False
+        text = f"this call needs a token with the scope {' '.join(lacking)}"
+        wanted = " ".join(sorted({*(principal.scopes or ()), *lacking}))
+        exc = NotAdmitted(403, "insufficient_scope", text, "insufficient_scope", wanted)
+        await request.note("insufficient_scope", value["method"])
+        said = challenge(exc, self.base(request.scope))
+        error = {"code": INVALID_REQUEST, "message": text}
+        body = encode({"jsonrpc": "2.0", "id": value["id"], "error": error})
+        await _respond(request.send, 403, body, b"application/json", [] if said is None else [said])
+        return True
 
     async def _find(self, request: _HttpRequest, principal: Principal) -> HttpSession | None:
         ident = request.headers.get("mcp-session-id")
@@ -716,7 +731,7 @@ class HttpFront:
             route = self._route(request.scope, request.headers, value)
             if isinstance(route, InboundLadderRejection):
                 await self._reject(request, route, value["id"], self._front.known(value["method"]))
-            else:
+            elif not await self._must_step_up(request, principal, value):
                 await self._single(value, route, Inbound(principal, "mcp-http", fault=fault), request)
 
     async def _reject(

@@ -7,15 +7,17 @@ from dataclasses import field
 
 from starlette.types import Scope
 
-from ringfence.core.model import Json, Principal
+from ringfence.core.model import Json, Principal, TokenClaims
 from ringfence.core.record import dataclass
 from ringfence.identity import Directory, NotAdmitted, TokenCheck
+from ringfence.identity.tokens import PREFIX
 
 PEER = "ringfence.peer"
 """Where the scope of a request says which user made its connection; None where the kernel does not tell."""
 METADATA = "/.well-known/oauth-protected-resource"
 """Where RFC 9728 has what a client must know of us; also with the path of the resource behind it."""
 RESOURCE = "/mcp"
+Issued = Callable[[str], Awaitable[TokenClaims]]
 _LONGEST_TOKEN = 16_384
 """Characters; what other issuers put into theirs may be long."""
 _IN_ADDRESS = (b"access_token=", b"rft_")
@@ -39,10 +41,19 @@ def has_token_in_address(scope: Scope) -> bool:
 class Identities:
     """Identifies callers where agents are declared."""
 
-    def __init__(self, directory: Callable[[], Directory], tokens: TokenCheck, *, by_account: bool) -> None:
-        """`by_account`: a connection without a token may be known by its account, since nobody hands on another's."""
+    def __init__(
+        self,
+        directory: Callable[[], Directory],
+        tokens: TokenCheck,
+        *,
+        by_account: bool,
+        issued: Callable[[], Issued | None] = lambda: None,
+    ) -> None:
+        """`issued` reads tokens of an identity provider, where there is one. `by_account`: a connection without a token
+        may be known by its account, since nobody hands on another's."""
         self._directory = directory
         self._tokens = tokens
+        self._issued = issued
         self._by_account = by_account
 
     async def __call__(self, scope: Scope) -> Caller:
@@ -62,6 +73,9 @@ class Identities:
         return Caller(await still(), still)
 
     async def _holder(self, text: str) -> Principal:
+        issued = self._issued()
+        if issued is not None and not text.startswith(PREFIX):
+            return self._directory().of_claims(await issued(text))
         return self._directory().holder(self._tokens(text))
 
     def _without_token(self, scope: Scope) -> Principal:

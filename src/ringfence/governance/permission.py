@@ -115,11 +115,15 @@ UNLIMITED = Permission()
 class Permissions:
     """Those of all agents in one environment. Never changes; a new configuration makes new ones."""
 
-    def __init__(self, agents: Mapping[str, AgentSpec], environment: str) -> None:
+    def __init__(
+        self, agents: Mapping[str, AgentSpec], environment: str, step_up: Mapping[str, tuple[str, ...]] | None = None
+    ) -> None:
+        """`step_up` are patterns of capabilities, by the scope that a token of an identity provider must have."""
         self._agents = dict(agents)
+        self._step_up = dict(step_up or {})
         self._environment = environment
         self._made: dict[str, Permission] = {}
-        self.digest = canonical.digest([_said(agent) for agent in self._agents.values()])
+        self.digest = canonical.digest([[_said(agent) for agent in self._agents.values()], self._step_up])
 
     @property
     def declared(self) -> bool:
@@ -142,6 +146,24 @@ class Permissions:
         if agent.environments is not None and here not in agent.environments:
             return Permission(agent, f"The agent {agent.name!r} may call nothing in the environment {here!r}.")
         return Permission(agent)
+
+    def lacking(self, principal: Principal, capability: str) -> tuple[str, ...]:
+        """The scopes that a principal's token lacks for this capability; none where it is not limited by scopes."""
+        if principal.scopes is None or not self._step_up:
+            return ()
+        return tuple(
+            scope
+            for scope, patterns in self._step_up.items()
+            if scope not in principal.scopes and any(fnmatchcase(capability, pattern) for pattern in patterns)
+        )
+
+    def require_scope(self, principal: Principal, capability: str) -> None:
+        """Raises Refused."""
+        if scopes := self.lacking(principal, capability):
+            text = (
+                f"The token lacks the scope {' '.join(scopes)} for {quoted(capability, 128)}; ask for one that has it."
+            )
+            raise Refused(Status.DENIED, "insufficient_scope", text)
 
     def standing(self, tenant: str, agent: str) -> Principal | None:
         """An agent that has something since before, as it is now; None where it is not declared any more."""

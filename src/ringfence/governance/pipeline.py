@@ -342,6 +342,8 @@ class Pipeline:
             text = f"{state.call.tool} would run code as {tool} does, which the agent may not call"
             raise Refused(Status.DENIED, "not_for_agent", f"{text}: the operator did not declare it for this agent.")
         for each in state.programs:
+            if permission.calls(each.name):
+                rules.permissions.require_scope(state.call.principal, each.name)
             call = replace(state.call, tool=each.name, arguments=arguments)
             decision = await rules.policy.decided(call, each)
             asks = rules.approvals.asked_by(each, partial(variables, call, each, rules.environment))
@@ -363,6 +365,7 @@ class Pipeline:
             raise Refused(Status.DENIED, "policy", f"Refused by policy: {text}")
         call = replace(state.call, tool=opening.name)
         rules.permissions.of(call.principal).require_tool(call, ())
+        rules.permissions.require_scope(call.principal, opening.name)
         decision = await rules.policy.decided(call, opening)
         asks = rules.approvals.asked_by(opening, partial(variables, call, opening, rules.environment))
         state.decision = joined(state.decision, decision, opening.name, asks)

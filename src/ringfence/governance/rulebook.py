@@ -35,7 +35,9 @@ class Rulebook:
 
     def resolve(self, call: Call) -> Capability:
         """The capability that a call means, if its agent may call it. Raises Refused."""
-        return self.catalog.resolve(call, self.environment, self.permissions.of(call.principal))
+        found = self.catalog.resolve(call, self.environment, self.permissions.of(call.principal))
+        self.permissions.require_scope(call.principal, found.contract.name)
+        return found
 
 
 _OURS = invisible.alike("ringfence")
