@@ -123,6 +123,28 @@ async def test_who_shows_no_token_that_is_good_is_told_where_to_learn_more(
         assert place.app.store.reader().running() == []
 
 
+async def test_no_way_in_goes_without_a_token(tmp_path: Path, hostile_command: list[str]) -> None:
+    """Both revisions, every method and every message: a check that one endpoint lacks is worth nothing."""
+    async with served(tmp_path, hostile_command) as place:
+        modern = gateway.modern(gateway.call("counter"))
+        ways: list[tuple[str, JSON | None, dict[str, str]]] = [
+            ("POST", gateway.initialize(), ACCEPT),
+            ("POST", gateway.call("counter"), {**ACCEPT, "mcp-session-id": "0" * 32}),
+            ("POST", {"jsonrpc": "2.0", "method": "notifications/initialized"}, ACCEPT),
+            ("POST", modern, gateway.modern_headers(modern)),
+            ("GET", None, {"accept": "text/event-stream", "mcp-session-id": "0" * 32}),
+            ("DELETE", None, {"mcp-session-id": "0" * 32}),
+            ("PUT", None, {}),
+        ]
+        for method, message, headers in ways:
+            body = {} if message is None else {"json": message}
+            answer = await place.http.request(method, place.url, headers=headers, **body)  # type: ignore[arg-type]
+            assert answer.status_code == 401, (method, message)
+        assert [(body["reason_code"], body["count"]) for body in await place.refused()] == [("no_token", len(ways))]
+        kinds = {record.body["call"]["kind"] for record in place.app.store.reader().records(kind="finished")}
+        assert kinds <= {"server"}, "nothing was called"
+
+
 async def test_a_token_in_an_address_is_refused_and_none_is_on_record(
     tmp_path: Path, hostile_command: list[str]
 ) -> None:
