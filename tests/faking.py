@@ -14,6 +14,7 @@ import anyio.abc
 from ringfence.audit.keys import load_or_create
 from ringfence.core import canonical
 from ringfence.core.model import (
+    AgentSpec,
     ApprovalRule,
     Call,
     Contract,
@@ -31,6 +32,7 @@ from ringfence.governance.budget import Budget
 from ringfence.governance.contract import Catalog, Schemas, build
 from ringfence.governance.dispatch import Dispatcher, DispatchTargets
 from ringfence.governance.guard import Guard
+from ringfence.governance.permission import Permissions
 from ringfence.governance.pipeline import Pipeline
 from ringfence.governance.policy import Policy
 from ringfence.governance.rulebook import Rulebook, implicit_contract
@@ -194,6 +196,7 @@ class Said:
     preset: str = "permissive"
     approvals: Mapping[str, ApprovalRule] = field(default_factory=dict)
     people: Mapping[str, Person] = field(default_factory=dict)
+    agents: Mapping[str, AgentSpec] = field(default_factory=dict)
     networks: Mapping[str, NetworkSpec] = field(default_factory=dict)
     server: ServerSpec = DESK
     definitions: tuple[Definition, ...] = ()
@@ -213,6 +216,7 @@ def rulebook(said: Said, store: Store) -> Rulebook:
         servers={"desk": said.server},
         prompts={("desk", d.name): d for d in said.prompts},
         implicit={"desk": implicit_contract(said.server)},
+        permissions=Permissions(said.agents, said.environment),
     )
 
 

@@ -92,6 +92,11 @@ def client1x() -> Path:
     return _present(PYTHON_TOOLS / "client1x" / "bin" / "python", "the 1.x SDK")
 
 
+def oidc_provider() -> Path:
+    """The module of a certified OpenID provider for Node."""
+    return _present(NODE_MODULES / "oidc-provider" / "lib" / "index.js", "an OpenID provider")
+
+
 def charts() -> Path:
     """The folder with matplotlib, for programs in boxes; tests of this Python's version can load it."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"

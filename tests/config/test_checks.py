@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from ringfence import config
 from ringfence.core.box import MIB
 from ringfence.core.errors import ConfigError
+from ringfence.core.model import AgentSpec, Issuer, Rate
 
 NETWORK = "networks: {n: {allow: ['h.example:443']}}\n"
 
@@ -318,10 +320,7 @@ NOT_BUILT = {
     "1:11": "gateway: {code_mode: on}",
     "1:11 ": "gateway: {code_mode: true}",
     "1:11  ": "gateway: {code_mode: optional}",
-    "1:19": "gateway: {listen: '0.0.0.0:8700'}",
-    "1:19 ": "gateway: {listen: 'gateway.corp.example:8700'}",
     "1:18": "gateway: {state: 'postgresql://db/ringfence'}",
-    "1:1": "agents: {analyst: {roles: [reader]}}",
     "1:15": "servers: {s: {openapi: a.yaml, base_url: 'https://h'}}",
     "1:20": "capabilities: {a: {transport: direct}}",
     "2:31 ": LOCAL + "capabilities: {a: {isolation: gvisor}}",
@@ -418,3 +417,181 @@ def test_a_named_network_must_have_the_address_of_a_remote_server() -> None:
 def test_loopback() -> None:
     assert all(config.is_loopback(host) for host in ("127.0.0.1", "127.8.9.1", "::1", "localhost", "LocalHost."))
     assert not any(config.is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "localhost.example", "example"))
+
+
+# ── Agents ──
+
+
+AGENTS = """\
+people: {alice: {tenant: acme}, bob: {}}
+agents:
+  analyst: {roles: [reader], capabilities: ["search_*"], resources: ["file:///a/*"], prompts: [p], tenant: acme,
+            environments: [development], quota: {per_minute: 60, per_day: 1000}, person: alice, os_user: carol}
+  robot: {capabilities: ["*"]}
+capabilities: {search_docs: {transport: sandboxed_exec, tool: run_shell}}
+"""
+
+
+def test_agents_are_read_with_a_tenant_that_is_the_usual_one_where_none_is_named() -> None:
+    found = config.loads(AGENTS, file="f", base=BASE)
+    assert found.warnings == ()
+    assert found.agents["analyst"] == AgentSpec(
+        "analyst", "acme", frozenset({"reader"}), ("search_*",), ("file:///a/*",), ("p",), ("development",),
+        Rate(per_minute=60, per_day=1000), "alice", "carol"
+    )  # fmt: skip
+    assert (found.agents["robot"].tenant, found.people["bob"].tenant, found.people["alice"].tenant) == (
+        *("local", "local"), "acme"
+    )  # fmt: skip
+
+
+def test_an_agent_that_may_call_nothing_or_names_what_does_not_exist_is_warned_of() -> None:
+    text = "agents: {a: {}, b: {capabilities: [serch]}, B: {capabilities: [run_shell]}}\ncapabilities: {search: {}}"
+    assert [w for w in warnings(text) if "server" not in w] == [
+        "f:1:10: agent 'a' may call nothing: write capabilities: [NAME, …], or ['*'] for all",
+        "f:1:36: no capability is named so (did you mean 'search'?)",
+        "f:1:45: agent 'B' looks like agent 'b': people tell agents apart by their names",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("agents: {local: {}}", "1:10: the name 'local' is taken: choose another"),
+        ("agents: {system: {}}", "1:10: the name 'system' is taken: choose another"),
+        ("agents: {a: {person: ann}}\npeople: {anna: {}}", "1:22: no person named 'ann' (did you mean 'anna'?)"),
+        (
+            "agents: {a: {person: ann, tenant: t}}\npeople: {ann: {}}",
+            "1:22: 'ann' is of tenant 'local', and the agent of 't': nobody acts for a person of another tenant",
+        ),
+        ("agents: {a: {os_user: u}, b: {os_user: u}}", "1:40: 'u' is 'a' already: one account is one agent"),
+        ("agents: {a: {quota: {burst: 2}}}", "1:29: a burst needs per_minute"),
+        ("agents: {a: {tools: [x]}}", "1:14: unknown key 'tools' (did you mean 'capabilities'?)"),
+        (
+            "agents: {a: {tenant: 'x/y'}}",
+            "1:22: 'x/y' is not a name: letters, digits, '_', '-', '.' and '@', at most 128",
+        ),
+    ],
+)
+def test_agents_that_cannot_be(text: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config.loads(text, file="f", base=BASE)
+    assert [str(each) for each in caught.value.problems] == [f"f:{problem}"]
+
+
+# ── An address that others can reach ──
+
+
+OPEN = "gateway: {listen: '0.0.0.0:8700'%s}"
+WHO = "\nagents: {a: {capabilities: ['*']}}"
+TLS, PROXY, URL = "tls: {cert: c.pem, key: k.pem}", "trusted_proxy: [10.0.0.5]", "url: 'https://gateway.corp.example'"
+
+
+@pytest.mark.parametrize(
+    ("text", "lacking"),
+    [
+        (
+            OPEN % "",
+            ["agents: {NAME: {capabilities: [...]}}", "gateway.tls:", "gateway.trusted_proxy:", "gateway.url:"],
+        ),
+        (OPEN % "" + WHO, ["gateway.tls:", "gateway.url:"]),
+        (OPEN % f", {TLS}, {URL}", ["agents:"]),
+        (OPEN % f", {URL}" + WHO, ["gateway.tls:"]),
+        (OPEN % f", {TLS}" + WHO, ["gateway.url:"]),
+        ("gateway: {listen: 'gateway.corp.example:8700'}", ["others can reach gateway.corp.example"]),
+        ("gateway: {listen: '[::]:8700'}", ["others can reach ::"]),
+    ],
+)
+def test_an_address_that_others_can_reach_needs_identity_and_tls_and_says_what_to_write(
+    text: str, lacking: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config.loads(text, file="f", base=BASE)
+    (problem,) = caught.value.problems
+    assert (problem.line, problem.column) == (1, 19) and all(word in problem.text for word in lacking), problem.text
+    assert ("agents:" in problem.text) is (WHO not in text)
+
+
+@pytest.mark.parametrize("how", [TLS, PROXY, f"{TLS}, {PROXY}"])
+def test_with_these_it_may_be_listened_on(how: str) -> None:
+    gateway = config.loads(OPEN % f", {how}, {URL}" + WHO, file="f", base=BASE).gateway
+    assert gateway.url == "https://gateway.corp.example"
+    assert gateway.tls is None or gateway.tls.key == BASE / "k.pem"
+    assert gateway.trusted_proxy in ((), ("10.0.0.5",))
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("gateway: {trusted_proxy: [10.0.0.5]}", "whomever the proxy lets in would be your own agent"),
+        ("gateway: {listen: 'unix:/run/x/s', tls: {cert: c, key: k}}", "tls is for an address to listen on"),
+        ("gateway: {listen: 'unix:/run/x/s', trusted_proxy: [::1]}" + WHO, "trusted_proxy is for an address"),
+        ("gateway: {url: 'http://gateway.corp.example'}", "would have clients send tokens in clear"),
+        ("gateway: {url: 'https://gateway.corp.example/mcp'}", "has a path: write https://HOST[:PORT]"),
+        ("gateway: {tls: {cert: c}}", "missing key 'key'"),
+        ("gateway: {trusted_proxy: [proxy.corp.example]}" + WHO, "is not an address or a range of them"),
+    ],
+)
+def test_what_is_wrong_with_it_is_told(text: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(problem)):
+        config.loads(text, file="f", base=BASE)
+
+
+def test_the_usual_port_of_an_address_is_left_out_as_clients_do() -> None:
+    for written, known in (
+        ("https://G.example:443", "https://g.example"),
+        ("http://localhost:80/", "http://localhost"),
+    ):
+        assert config.loads(f"gateway: {{url: '{written}'}}", file="f", base=BASE).gateway.url == known
+
+
+def test_the_key_of_the_gateway_is_mounted_into_no_box(tmp_path: Path) -> None:
+    (tmp_path / "tls").mkdir()
+    text = (
+        "gateway: {tls: {cert: tls/c.pem, key: tls/k.pem}}\nservers: {s: {command: [x], mounts: [{host: tls, at: /t}]}}"
+    )
+    with pytest.raises(ConfigError, match=r"the key of gateway\.tls"):
+        config.loads(text, file="f", base=tmp_path)
+
+
+# ── An identity provider ──
+
+
+OIDC = "gateway: {oidc: {issuer: 'https://id.corp.example', audience: a%s}}\n"
+CLIENT = "agents: {a: {capabilities: ['*'], oidc_client: c, person: p}}\npeople: {p: {oidc_subject: s}}\n"
+
+
+def test_an_identity_provider_is_read() -> None:
+    more = ", scopes: [mcp], step_up: {'x:write': ['a*']}, algorithms: [EdDSA], roles: [r], roles_claim: realm.roles"
+    found = config.loads(OIDC % more + CLIENT, file="f", base=BASE)
+    assert found.gateway.oidc == Issuer(
+        "https://id.corp.example", "a", ("EdDSA",), None, ("mcp",), "realm.roles", ("r",)
+    )
+    assert found.gateway.step_up == {"x:write": ("a*",)}
+    assert (found.agents["a"].oidc_client, found.people["p"].oidc_subject) == ("c", "s")
+    known = "gateway: {url: 'https://g.example', oidc: {issuer: 'https://id.corp.example'}}\n"
+    oidc = config.loads(known + CLIENT, file="f", base=BASE).gateway.oidc
+    assert oidc is not None and oidc.audience == "https://g.example/mcp" and oidc.algorithms == ("RS256", "ES256")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (OIDC % ", algorithms: [HS256]" + CLIENT, "must be 'RS256'"),
+        (OIDC % ", algorithms: [none]" + CLIENT, "must be 'RS256'"),
+        (OIDC % ", algorithms: []" + CLIENT, "must not be empty"),
+        (OIDC % ", scopes: ['a b']" + CLIENT, "'a b' is not a scope"),
+        (
+            "gateway: {oidc: {issuer: 'http://id.corp.example', audience: a}}\n" + CLIENT,
+            "its keys must come over https://",
+        ),
+        ("gateway: {oidc: {issuer: 'https://id.corp.example'}}\n" + CLIENT, "missing key 'audience'"),
+        (OIDC % "", "no agent has an oidc_client"),
+        (CLIENT, "which identity provider? Write gateway: {oidc: {issuer: …}}"),
+        (OIDC % "" + CLIENT.replace("oidc_subject: s", ""), "person 'p' has no oidc_subject"),
+        (OIDC % "" + "agents: {a: {oidc_client: c}, b: {oidc_client: c}}", "'c' for the same person is 'a' already"),
+        ("people: {a: {oidc_subject: s}, b: {oidc_subject: s}}", "'s' is 'a' already"),
+    ],
+)
+def test_an_identity_provider_that_cannot_be(text: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(problem)):
+        config.loads(text, file="f", base=BASE)

@@ -443,3 +443,30 @@ def test_rules_in_shadow_mode_come_go_and_change_freely() -> None:
     allowing = policy(RULE % ("allow", ""), preset="none")
     assert len(told(policy(shadowed[1], preset="none"), allowing)) == 1, "then it allows"
     assert told(allowing, policy(shadowed[1], preset="none")) == []
+
+
+AGENT = "agents: {a: {roles: [r], capabilities: [x, y], quota: {per_minute: 10}, os_user: u%s}%s}"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "looser"),
+    [
+        ((AGENT % ("", "")), (AGENT % ("", ", b: {}")), "agent 'b' is new and may call"),
+        ((AGENT % ("", ", b: {}")), (AGENT % ("", "")), None),
+        ((AGENT % ("", "")), "", "agents: the local user's programs may now call everything"),
+        ((AGENT % ("", "")), (AGENT % ("", "")).replace("[x, y]", "[x]"), None),
+        ((AGENT % ("", "")), (AGENT % ("", "")).replace("[x, y]", "[x, z]"), "capabilities changes"),
+        ((AGENT % ("", "")), (AGENT % ("", "")).replace("10", "9"), None),
+        ((AGENT % ("", "")), (AGENT % ("", "")).replace("10", "11"), "quota changes"),
+        ((AGENT % ("", "")), (AGENT % ("", "")).replace("[r]", "[]"), "roles changes"),
+        ((AGENT % ("", "")), (AGENT % (", tenant: t", "")), "tenant changes from local to t"),
+        ((AGENT % ("", "")), (AGENT % ("", "")).replace("os_user: u", "os_user: v"), "os_user changes"),
+        ((AGENT % ("", "")), (AGENT % ("", "")).replace(", os_user: u", ""), None),
+        ((AGENT % ("", "")), (AGENT % (", environments: [development]", "")), None),
+        ("people: {p: {}}", "people: {p: {tenant: t}}", "person 'p' is of another tenant: t"),
+    ],
+)
+def test_what_agents_gain_is_told(before: str, after: str, looser: str | None) -> None:
+    old, new = (config.loads(text, file="f", base=BASE) for text in (before, after))
+    found = config.loosens(old, new)
+    assert (found == []) if looser is None else any(looser in each for each in found), found

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,12 +16,17 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from ringfence.core import system
 from ringfence.core.errors import Unavailable
 from ringfence.front import listen
-from ringfence.front.http import PEER, HttpFront
-from ringfence.front.listen import Admission, GatewayApp, Listener, open_socket, unix_socket
+from ringfence.front.http import HttpFront
+from ringfence.front.identify import PEER
+from ringfence.front.listen import Admission, GatewayApp, Listener, open_socket, tls_context, unix_socket
 from ringfence.front.refusals import Refusal, Refusals
 
 pytestmark = [
@@ -440,3 +447,99 @@ def test_whoever_locks_the_folder_keeps_nobody_from_listening(tmp_path: Path) ->
             pass
     finally:
         os.close(held)
+
+
+# ── Who may show a token, and proxies ──
+
+
+def test_whoever_may_show_a_token_is_heard_and_counted_apart() -> None:
+    counted = Counted()
+    admission = Admission(counted, 1000, tokens=True)
+    assert admission.is_heard(None) and admission.is_heard(7) and not admission.is_own(None)
+    assert all(admission.enter(None, "192.0.2.1") for _ in range(listen.MOST_OF_A_HOLDER))
+    assert (
+        not admission.enter(None, "192.0.2.1")
+        and admission.enter(None, "192.0.2.2")
+        and admission.enter(7, "127.0.0.1")
+    )
+    for number in range(20):
+        for _ in range(listen.MOST_OF_A_HOLDER):
+            admission.enter(None, f"198.51.100.{number}")
+    assert admission._strangers == listen.MOST_HOLDERS and admission.enter(1000, "127.0.0.1"), "our own user has places"
+    admission.leave(None, "192.0.2.1")
+    assert admission.enter(None, "192.0.2.1")
+    assert set(counted.reasons) == {"too_many_connections"}
+
+
+def test_nobody_but_the_declared_proxy_is_let_in() -> None:
+    counted = Counted()
+    admission = Admission(counted, 1000, tokens=True, only=("10.0.0.0/30", "2001:db8::5"))
+    seen = {
+        each: admission.enter(None, each) for each in ("10.0.0.2", "::ffff:10.0.0.3", "10.0.0.4", "2001:db8::5", "")
+    }
+    assert list(seen.values()) == [True, True, False, True, False]
+    assert not admission.enter(1000, "127.0.0.1"), "our own programs go through it as well"
+    assert set(counted.reasons) == {"not_the_proxy"}
+
+
+def certified(folder: Path) -> tuple[Path, Path]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    now = datetime.now(UTC)
+    made = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    made = made.serial_number(1).not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1))
+    made = made.add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+    cert, kept = folder / "cert.pem", folder / "key.pem"
+    cert.write_bytes(made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+    plain = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    kept.write_bytes(key.private_bytes(*plain))
+    kept.chmod(0o600)
+    return cert, kept
+
+
+async def test_over_tls_the_same_is_served_and_in_clear_nothing(tmp_path: Path) -> None:
+    cert, key = certified(tmp_path)
+    refusals = Counted()
+    listening = open_socket("127.0.0.1", 0)
+    port = listening.getsockname()[1]
+    listener = Listener(Plain(refusals), tokens=True, tls=tls_context(cert, key))  # type: ignore[arg-type]
+
+    def ask() -> tuple[str | None, bytes]:
+        trust = ssl.create_default_context(cafile=str(cert))
+        with (
+            socket.create_connection(("127.0.0.1", port), timeout=60) as plain,
+            trust.wrap_socket(plain, server_hostname="localhost") as one,
+        ):
+            one.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+            heard = b""
+            while data := one.recv(65536):
+                heard += data
+            return one.version(), heard
+
+    def in_clear() -> bytes:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as one, suppress(OSError):
+            one.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            return one.recv(65536)
+        return b""
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(listener.run_on, [listening])
+        while not listener.started:
+            await anyio.sleep(0.01)
+        version, heard = await anyio.to_thread.run_sync(ask)
+        assert version == "TLSv1.3" and f"user {os.getuid()}".encode() in heard
+        assert b"HTTP" not in await anyio.to_thread.run_sync(in_clear)
+        listener.stop()
+
+
+def test_a_certificate_that_cannot_be_used_says_what_to_do(tmp_path: Path) -> None:
+    cert, key = certified(tmp_path)
+    key.chmod(0o644)
+    with pytest.raises(Unavailable, match=f"chmod 600 {key}"):
+        tls_context(cert, key)
+    key.chmod(0o600)
+    with pytest.raises(Unavailable, match=r"missing\.pem cannot be read"):
+        tls_context(cert, tmp_path / "missing.pem")
+    key.write_text("no key")
+    with pytest.raises(Unavailable, match="cannot be used"):
+        tls_context(cert, key)

@@ -13,12 +13,13 @@ import pytest
 from ringfence.core import canonical
 from ringfence.core.box import Limits
 from ringfence.core.errors import Unavailable
-from ringfence.core.model import Definition, Json, Principal, ServerSpec
+from ringfence.core.model import AgentSpec, Definition, Json, Principal, ServerSpec
 from ringfence.core.ports import UpstreamRequest
 from ringfence.core.secret import Secret
 from ringfence.front.listing import Listing
 from ringfence.governance.contract import Catalog, built_in
 from ringfence.governance.dispatch import DispatchTargets
+from ringfence.governance.permission import Permissions
 from ringfence.governance.rulebook import Rulebook, implicit_contract
 from ringfence.sandbox.tools.request import BoxContents, SessionLifetimes
 from ringfence.sandbox.tools.toolkit import PROGRAMS
@@ -319,3 +320,45 @@ async def test_a_tool_of_our_own_is_shown_where_policy_can_allow_it(
         way.pipeline.rules = replace(way.pipeline.rules, catalog=Catalog(contracts, {}, own=own))
         assert [tool["name"] for tool in shelf.tools()] == shown
         assert all("Limits: 30 s, 256 MiB" in tool["description"] for tool in shelf.tools())
+
+
+async def test_each_agent_is_shown_what_it_may_call_and_nothing_else(tmp_path: Path) -> None:
+    names = ("search_docs", "create_ticket", "delete_all")
+    said = Said(
+        contracts=tuple(contract(name, tool="echo") for name in names),
+        agents={
+            "alice": AgentSpec("alice", capabilities=("search_*", "create_ticket"), prompts=("one",)),
+            "bob": AgentSpec("bob", capabilities=("delete_all",), resources=("test://b/*",)),
+        },
+    )
+    lists = Lists(a=[{"uri": "test://a/1"}, {"uri": "test://b/1"}])
+    async with shelved(tmp_path, said, lists) as (shelf, way):
+        spec = ServerSpec("a", resources=("test://*",), prompts=("*",))
+        way.pipeline.rules = swapped(way.pipeline.rules, spec, prompts=(prompt("a", "one"), prompt("a", "two")))
+
+        def shown(who: Principal) -> list[str]:
+            return [tool["name"] for tool in shelf.tools(principal=who)]
+
+        assert shown(ALICE) == ["search_docs", "create_ticket"] == shown(ALICE)
+        assert shown(BOB) == ["delete_all"]
+        assert shown(Principal("carol")) == [] == shown(Principal("alice", "acme"))
+        assert [tool["name"] for tool in shelf.tools()] == list(names), "to the operator all of them are named"
+        assert [each["name"] for each in shelf.prompts(principal=ALICE)] == ["one"]
+        assert shelf.prompts(principal=BOB) == []
+        assert await shelf.resources(ALICE, templates=False) == [] and lists.asked == 0
+        assert [item["uri"] for item in await shelf.resources(BOB, templates=False)] == ["test://b/1"]
+        before = shelf.digest()
+        fewer = {**said.agents, "bob": AgentSpec("bob")}
+        way.pipeline.rules = replace(way.pipeline.rules, permissions=Permissions(fewer, "development"))
+        assert shown(BOB) == [] and shelf.digest() != before
+
+
+async def test_a_rule_about_one_agent_takes_our_own_tool_off_its_list_alone(tmp_path: Path) -> None:
+    own = {"run_shell": own_definition(built_in("run_shell", 1.0), Limits(), BoxContents())}
+    everything = {name: AgentSpec(name, capabilities=("*",)) for name in ("alice", "bob")}
+    said = Said(rules=(rule("deny", agents=("bob",), tool_patterns=("run_.*",)),), agents=everything)
+    async with shelved(tmp_path, said) as (shelf, way):
+        catalog = Catalog({"run_shell": built_in("run_shell", 1.0)}, {}, own=own)
+        way.pipeline.rules = replace(way.pipeline.rules, catalog=catalog)
+        assert [tool["name"] for tool in shelf.tools(principal=ALICE)] == ["run_shell"]
+        assert shelf.tools(principal=BOB) == []

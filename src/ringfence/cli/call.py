@@ -87,6 +87,13 @@ def call(
         help="A second call with the same key returns the first outcome, and does not run again.",
     ),
     demo: bool = common.DemoOption,
+    agent: str | None = common.AgentOption,
+    token_file: Path | None = typer.Option(
+        None,
+        "--token-file",
+        metavar="FILE",
+        help="A file with a bearer token for --url (`ringfence token`).",
+    ),
 ) -> None:
     """Call one tool, through a running gateway (--url) or in this process (--config, ./ringfence.yaml, --demo).
 
@@ -100,14 +107,18 @@ def call(
     """
     if url is not None and (config_path is not None or demo):
         common.fail("--url names a running gateway, --config and --demo one in this process: give one of them", 2)
+    if url is None and token_file is not None:
+        common.fail("--token-file is for --url", 2)
+    if url is not None and agent is not None:
+        common.fail("--agent is for a gateway in this process; to --url, a token says which agent it is", 2)
     wanted = _wanted(tool, args, timeout, key)
     if url is not None:
         channel = TerminalChannel(" (with the --config or --demo of that gateway)")
-        ended = common.run(_there, wanted, url, channel)
+        ended = common.run(_there, wanted, url, channel, _own_token(url) if token_file is None else _read(token_file))
     else:
         settings = common.demo_config() if demo else common.load(config_path)
         channel = TerminalChannel(" --demo" if demo else f" --config {settings.path}")
-        ended = common.run(call_here, wanted, settings, channel)
+        ended = common.run(call_here, wanted, settings, channel, common.local_agent(settings, agent))
     _show(ended, as_json)
     if ended.status is Status.APPROVAL_REQUIRED and "approval_id" in ended.more:
         channel.left_open(str(ended.more["approval_id"]))
@@ -146,14 +157,16 @@ def failed(status: Status, reason_code: str, message: str, call_id: str | None =
 # ── In this process ───────────────────────────────────────────────────────────────────────────────
 
 
-async def call_here(wanted: TypedCall, configured: Config, channel: TerminalChannel) -> CallResult:
+async def call_here(
+    wanted: TypedCall, configured: Config, channel: TerminalChannel, agent: str | None = None
+) -> CallResult:
     """Open a gateway for this one call."""
     from ringfence.compose.gateway import App  # noqa: PLC0415 - a call through a gateway need not load one
 
     call_id = canonical.new_id("call")
     limit = wanted.timeout
     try:
-        async with App.open(configured, servers=_needed(wanted.tool, configured)) as app:
+        async with App.open(configured, servers=_needed(wanted.tool, configured), agent=agent) as app:
             made = Call(
                 id=call_id,
                 principal=app.agent,
@@ -193,8 +206,8 @@ def _of_outcome(outcome: Outcome, call_id: str) -> CallResult:
 # ── Through a running gateway ─────────────────────────────────────────────────────────────────────
 
 
-async def _there(wanted: TypedCall, url: str, channel: TerminalChannel) -> CallResult:
-    request = GatewayRequest(url, wanted.tool, wanted.text, wanted.key, wanted.timeout, _token(url))
+async def _there(wanted: TypedCall, url: str, channel: TerminalChannel, token: str | None) -> CallResult:
+    request = GatewayRequest(url, wanted.tool, wanted.text, wanted.key, wanted.timeout, token)
     try:
         return _of_result(await call_gateway(request, channel.progress))
     except Refused as exc:
@@ -205,7 +218,18 @@ async def _there(wanted: TypedCall, url: str, channel: TerminalChannel) -> CallR
         return failed(Status.UNAVAILABLE, exc.reason_code, exc.message)
 
 
-def _token(url: str) -> str | None:
+def _read(file: Path) -> str:
+    """The token in a file: on a command line, every user of the machine could see it."""
+    try:
+        text = file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        common.fail(f"--token-file: {file} cannot be read: {getattr(exc, 'strerror', None) or 'it is no text'}", 2)
+    if not text or len(text.split()) != 1:
+        common.fail(f"--token-file: {file} holds no token", 2)
+    return text
+
+
+def _own_token(url: str) -> str | None:
     """Our token, for a gateway on this machine, if its kernel does not say which user a connection belongs to."""
     try:
         host = urlsplit(url).hostname

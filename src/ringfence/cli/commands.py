@@ -112,7 +112,7 @@ def every_command() -> Any:
     return typer.main.get_command(app)
 
 
-def load(verb: str) -> Callable[..., None] | typer.Typer:  # noqa: C901 - a case for each verb
+def load(verb: str) -> Callable[..., None] | typer.Typer:
     """The function or the group of commands of a verb. Each is imported when it is named, and no other."""
     match verb:
         case "run":
@@ -167,6 +167,16 @@ def load(verb: str) -> Callable[..., None] | typer.Typer:  # noqa: C901 - a case
             from ringfence.cli.audit import audit
 
             return audit
+    return _load_other(verb)
+
+
+def _load_other(verb: str) -> Callable[..., None] | typer.Typer:
+    """Verbs of the operator."""
+    match verb:
+        case "token":
+            from ringfence.cli.token import token
+
+            return token
         case "state":
             from ringfence.cli.state import state
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import typer
 
-from ringfence import config
+from ringfence import config, identity
 from ringfence.audit.keys import load_or_create
 from ringfence.cli.running import BROKEN_PIPE as BROKEN_PIPE
 from ringfence.cli.running import EXIT_CODES as EXIT_CODES
@@ -34,6 +34,9 @@ from ringfence.store import Reader, Store
 
 ConfigOption = typer.Option(
     None, "--config", metavar="FILE", help="The ringfence.yaml to use. Default: ./ringfence.yaml, else the user's own."
+)
+AgentOption = typer.Option(
+    None, "--agent", metavar="NAME", help="The agent, of those under agents:, that calls are made as."
 )
 DemoOption = typer.Option(False, "--demo", help="Use the built-in example of `ringfence serve --demo`.")
 
@@ -91,6 +94,22 @@ def demo_config() -> Config:
         text = text.replace("@PYTHON@", sys.executable).replace("@SERVER@", str(server))
         settings = config.loads(text, file="ringfence.yaml", base=Path(str(server)).parent)
     return replace(settings, gateway=replace(settings.gateway, state=demo_state()))
+
+
+def local_agent(settings: Config, named: str | None) -> str | None:
+    """The declared agent that calls of the user are made as: the one named, or the one with this account. Without
+    `agents:` there is none, and the user's programs may call whatever policy allows."""
+    known = ", ".join(settings.agents) or "it declares none"
+    if named is not None and named not in settings.agents:
+        fail(f"there is no agent {named} in {settings.path} ({known})", 2)
+    if not settings.agents or named is not None:
+        return named
+    user = identity.os_user()
+    found = identity.agent_of(settings.agents, user)
+    if found is None:
+        text = f"{settings.path} declares agents ({known}), and none of them is account {user}: name one with --agent"
+        fail(f"{text}, or write os_user: {user} under it", 2)
+    return found.name
 
 
 # ── State ─────────────────────────────────────────────────────────────────────────────────────────

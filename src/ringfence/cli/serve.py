@@ -9,6 +9,7 @@ import shlex
 import shutil
 import signal
 import socket
+import ssl
 import sys
 from dataclasses import replace
 from functools import partial
@@ -19,6 +20,7 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 import typer
+from starlette.types import Scope
 
 from ringfence import config, identity
 from ringfence.audit.explain import summary
@@ -26,9 +28,21 @@ from ringfence.cli import common
 from ringfence.cli.terminal import safe
 from ringfence.compose.gateway import App
 from ringfence.config import Config, GatewaySettings
+from ringfence.config.settings import exposed
 from ringfence.core import own_ports, system
-from ringfence.front.http import HttpFront
-from ringfence.front.listen import AT_A_SOCKET, LOOPBACK, GatewayApp, Listener, open_socket, same_user, unix_socket
+from ringfence.core.model import Json
+from ringfence.front.http import HttpFront, Identify
+from ringfence.front.identify import Identities
+from ringfence.front.listen import (
+    AT_A_SOCKET,
+    LOOPBACK,
+    GatewayApp,
+    Listener,
+    open_socket,
+    same_user,
+    tls_context,
+    unix_socket,
+)
 from ringfence.front.stdio import StdioFront
 
 log = logging.getLogger("ringfence")
@@ -38,10 +52,11 @@ def serve(
     config_path: Path | None = common.ConfigOption,
     stdio: bool = typer.Option(False, "--stdio", help="Speak MCP on stdin and stdout instead of HTTP."),
     host: str | None = typer.Option(
-        None, "--host", metavar="ADDRESS", help="Address to listen on; loopback only in this version."
+        None, "--host", metavar="ADDRESS", help="Address to listen on; others than loopback need identity and TLS."
     ),
     port: int | None = typer.Option(None, "--port", metavar="N", help="Port to listen on; 0 takes a free one."),
     demo: bool = typer.Option(False, "--demo", help="Serve the built-in example, which needs no configuration."),
+    agent: str | None = common.AgentOption,
 ) -> None:
     """Serve the gateway that a ringfence.yaml describes.
 
@@ -58,16 +73,17 @@ def serve(
     settings = common.demo_config() if demo else _settings(config_path, stdio)
     at = settings.gateway if host is None and port is None else replace(settings.gateway, socket=None)
     at = replace(at, host=host or at.host, port=at.port if port is None else port)
-    if not stdio and at.socket is None and not config.is_loopback(at.host):
-        common.fail(
-            f"refusing to listen on {at.host}: callers from elsewhere cannot prove who they are yet. "
-            "Use 127.0.0.1, or --stdio.",
-            2,
-        )
+    if not stdio and at.socket is None:
+        problem = exposed(at.host, at, agents=bool(settings.agents))
+        if problem is not None:
+            common.fail(f"refusing to listen on {at.host}: {problem}", 2)
+    if agent is not None and not stdio:
+        common.fail("--agent is for --stdio: over HTTP, each caller says by a token which agent it is", 2)
+    named = common.local_agent(settings, agent) if stdio else None
     for warning in settings.warnings:
         log.warning("%s", warning)
     try:
-        common.run(_main, settings, None if stdio else at, demo, fast=True)
+        common.run(_main, settings, None if stdio else at, demo, named, fast=True)
     except KeyboardInterrupt:
         return
 
@@ -80,10 +96,10 @@ def _settings(config_path: Path | None, stdio: bool) -> Config:
     return common.load(config_path, f"{example}, or try without: ringfence serve --stdio --demo")
 
 
-async def _main(settings: Config, at: GatewaySettings | None, demo: bool) -> None:
-    """`at`: where to listen; None: on stdin."""
+async def _main(settings: Config, at: GatewaySettings | None, demo: bool, agent: str | None) -> None:
+    """`at`: where to listen; None: on stdin, and then for this agent, where some are declared."""
     # A client that started us on its own pipe may give up soon; one that connects finds us up.
-    async with App.open(settings, at_once=at is None) as app, anyio.create_task_group() as group:
+    async with App.open(settings, at_once=at is None, agent=agent) as app, anyio.create_task_group() as group:
         # Before anything is announced, so that a signal which comes at once is handled.
         await group.start(_signals, app, group.cancel_scope, demo)
         group.start_soon(_narrate, app, demo, sys.stderr if at is None else sys.stdout)
@@ -96,37 +112,73 @@ async def _main(settings: Config, at: GatewaySettings | None, demo: bool) -> Non
             await app.stdio.run()
         elif at.socket is not None:
             with unix_socket(at.socket) as listening:
-                app.http = HttpFront(app.front, same_user(lambda: app.agent), AT_A_SOCKET, None)
+                app.http = HttpFront(app.front, _identify(app), AT_A_SOCKET, None, at.url)
                 announce(app, f"unix:{at.socket}", demo)
-                await _http(app.http, listening)
+                await _http(app, at, listening)
         else:
             await _tcp(app, at, demo)
         group.cancel_scope.cancel()
 
 
 async def _tcp(app: App, at: GatewaySettings, demo: bool) -> None:
+    tls = None if at.tls is None else tls_context(at.tls.cert, at.tls.key)
     listening = open_socket(at.host, at.port)
     address, port = listening.getsockname()[:2]
-    token = None if system.tells_peers() else identity.local_token(config.key_folder())
-    app.http = HttpFront(app.front, same_user(lambda: app.agent, token), LOOPBACK, port)
+    # Where agents are declared, each has tokens of its own.
+    needed = not system.tells_peers() and not app.directory.tells_apart
+    token = identity.local_token(config.key_folder()) if needed else None
+    # What reaches us over another address than loopback may come out of a box of ours, or through a proxy.
+    by_account = config.is_loopback(at.host) and not at.trusted_proxy
+    app.http = HttpFront(app.front, _identify(app, token, by_account=by_account), LOOPBACK, port, at.url)
     host = f"[{address}]" if ":" in address else address
     mark = own_ports.announce(address, port)
-    announce(app, f"http://{host}:{port}/mcp", demo, token)
+    scheme = "http" if tls is None else "https"
+    announce(app, f"{at.url or f'{scheme}://{host}:{port}'}/mcp", demo, token)
     try:
-        await _http(app.http, listening)
+        await _http(app, at, listening, tls)
     finally:
         if mark is not None:
             mark.close()
 
 
-async def _http(front: HttpFront, listening: socket.socket) -> None:
-    listener = Listener(GatewayApp(front))
+def _identify(app: App, token: str | None = None, *, by_account: bool = True) -> Identify:
+    """Says which agent a caller is; a reload of the configuration can declare agents, or none any more."""
+    own = same_user(lambda: app.agent, token) if by_account else _nobody
+    known = Identities(lambda: app.directory, app.tokens, by_account=by_account, issued=app.issued)
+    return lambda scope: known(scope) if app.directory.tells_apart else own(scope)
+
+
+def _published(app: App) -> Json | None:
+    """What clients need to know to get a token; None where they need none."""
+    if not app.directory.tells_apart:
+        return None
+    issuer = app.config.gateway.oidc
+    if issuer is None:
+        return {}
+    scopes = list(dict.fromkeys([*issuer.scopes, *app.config.gateway.step_up]))
+    more: Json = {"authorization_servers": [issuer.issuer], **({"scopes_supported": scopes} if scopes else {})}
+    if "://" in issuer.audience:
+        more["resource"] = issuer.audience  # what tokens must name
+    return more
+
+
+def _nobody(scope: Scope) -> None:
+    return None
+
+
+async def _http(app: App, at: GatewaySettings, listening: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+    front = app.http
+    assert front is not None
+    apart, only = app.directory.tells_apart, at.trusted_proxy
+    serves = GatewayApp(front, lambda: _published(app))
+    listener = Listener(serves, tokens=apart, only=only, tls=tls)
     # Everything loaded by now stays: the garbage collector need not look at it again every few calls.
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
     async with anyio.create_task_group() as group:
         group.start_soon(front.sessions.sweep)
+        group.start_soon(front.shut_out)
         try:
             await listener.run_on([listening])
         finally:
@@ -172,7 +224,10 @@ def announce(app: App, url: str, demo: bool, token: str | None = None) -> None:
     else:
         print("\nPaste into .mcp.json:\n", flush=True)
         entry = {"type": "http", "url": url}
-    if token is not None:
+    if app.directory.tells_apart and not url.startswith("unix:"):
+        entry["headers"] = {"Authorization": "Bearer TOKEN"}
+        print("Callers show a token: ringfence token create --agent NAME prints one for TOKEN below.", flush=True)
+    elif token is not None:
         entry["headers"] = {"Authorization": f"Bearer {token}"}
     print(f"  {json.dumps({'mcpServers': {'ringfence': entry}})}\n", flush=True)
     if demo:

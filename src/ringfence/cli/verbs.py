@@ -15,6 +15,7 @@ VERBS = {
     "can": "Tell what would happen to a call and why, without making it.",
     "call": "Call one tool, through a running gateway or in this process.",
     "approvals": "List the calls that wait for an approval, and answer them.",
+    "token": "Create, list and revoke the bearer tokens of agents and people.",
     "audit": "Read, explain, verify and export the audit log.",
     "state": "Show and prune what Ringfence keeps on this machine.",
     "bench": "Measure what calls and boxes cost on this machine.",

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.abc
@@ -29,7 +30,7 @@ from ringfence.config import Config
 from ringfence.core import canonical
 from ringfence.core.box import BoxSpec, Program
 from ringfence.core.errors import ConfigError, Refused, RingfenceError, StoreError, Unavailable
-from ringfence.core.model import Call, Contract, Definition, Json, Outcome, Principal, ServerSpec, Transport
+from ringfence.core.model import Call, Contract, Definition, Issuer, Json, Outcome, Principal, ServerSpec, Transport
 from ringfence.core.ports import Channel, UpstreamRequest, WarmableBackend
 from ringfence.front import entries
 from ringfence.front.http import HttpFront
@@ -41,6 +42,7 @@ from ringfence.governance.budget import Budget
 from ringfence.governance.contract import GONE, Catalog, Schemas, Standing
 from ringfence.governance.dispatch import Dispatcher, DispatchTargets
 from ringfence.governance.guard import Guard, signed
+from ringfence.governance.permission import Permissions
 from ringfence.governance.pipeline import Pipeline
 from ringfence.governance.policy import Policy
 from ringfence.governance.rulebook import Rulebook, allowed_item, implicit_contract
@@ -50,6 +52,9 @@ from ringfence.sandbox.tools.toolkit import SERVER
 from ringfence.store import FIRST_USE, PinRow, Store, Transaction, Unproven
 from ringfence.store.clock import Leap, farthest
 from ringfence.upstream.pool import ConnectionPool, ServerAccess
+
+if TYPE_CHECKING:
+    from ringfence.identity.oidc import TokenReader
 
 log = logging.getLogger("ringfence")
 
@@ -100,11 +105,23 @@ class ChangePace:
 class App:
     """One gateway: a configuration in force, its state, its servers, and the one pipeline through them."""
 
-    def __init__(self, settings: Config, store: Store, group: anyio.abc.TaskGroup, secrets: ConfiguredSecrets) -> None:
+    def __init__(
+        self,
+        settings: Config,
+        store: Store,
+        group: anyio.abc.TaskGroup,
+        secrets: ConfiguredSecrets,
+        agent: str | None = None,
+    ) -> None:
+        """`agent` is the declared one that calls of the local user are made as."""
         self.config = settings
         self.store = store
         self.secrets = secrets
-        self.agent: Principal = identity.local_agent(settings.people, identity.os_user())
+        self._named = agent
+        self.directory = identity.Directory(settings.agents, settings.people)
+        self._issued: tuple[Issuer, TokenReader] | None = None
+        self.tokens = identity.TokenCheck(lambda ident: self.store.reader().token(ident))
+        self.agent: Principal = self._local_agent(settings)
         self._schemas = Schemas()
         self._live: dict[str, dict[tuple[str, str], Definition]] = {}
         self._places = QuestionPlaces()
@@ -141,12 +158,18 @@ class App:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, settings: Config, *, servers: Collection[str] | None = None, at_once: bool = False
+        cls,
+        settings: Config,
+        *,
+        servers: Collection[str] | None = None,
+        at_once: bool = False,
+        agent: str | None = None,
     ) -> AsyncIterator[App]:
         """A running gateway without a front; its servers are started and their definitions compared with the pins.
 
         `servers`: only these are started now, the others when they are needed. `at_once`: they are started while the
-        gateway serves already; what was accepted of them before is offered meanwhile.
+        gateway serves already; what was accepted of them before is offered meanwhile. `agent`: the declared one that
+        calls of the local user are made as.
         Raises ConfigError for a secret that cannot be kept.
         """
         started = [name for name in settings.servers if servers is None or name in servers]
@@ -156,7 +179,7 @@ class App:
         store = await anyio.to_thread.run_sync(Store.open, settings.gateway.state, keys)
         try:
             async with anyio.create_task_group() as group:
-                app = cls(settings, store, group, secrets)
+                app = cls(settings, store, group, secrets, agent)
                 async with redacted_logs(lambda: app.secrets), app.pool.running():
                     if at_once:
                         group.start_soon(app.connect_meanwhile, started)
@@ -178,6 +201,20 @@ class App:
                     await store.aclose()
                 except StoreError as exc:
                     log.error("the state could not be closed: %s", exc)
+
+    def issued(self) -> TokenReader | None:
+        """What reads tokens of the identity provider, if there is one. The same one, and its keys, while that is."""
+        issuer = self.config.gateway.oidc
+        if issuer is None:
+            return None
+        if self._issued is None or self._issued[0] != issuer:
+            from ringfence.compose.oidc import token_reader  # noqa: PLC0415 - few gateways have an identity provider
+
+            self._issued = (issuer, token_reader(issuer))
+        return self._issued[1]
+
+    def _local_agent(self, settings: Config) -> Principal:
+        return identity.local_agent(settings.people, identity.os_user(), settings.agents, self._named)
 
     async def handle(self, call: Call, channel: Channel) -> Outcome:
         return await self.pipeline.handle(call, channel)
@@ -405,9 +442,8 @@ class App:
         """Networks and secrets of this configuration, for boxes, servers, and requests of our own."""
         secrets = self.secrets
         installer = None if self._executor is None else self._executor.installer
-        router = make_router(
-            settings, lambda: secrets.broker(lambda: self.pipeline.rules.policy, self.store), installer
-        )
+        policy, permissions = lambda: self.pipeline.rules.policy, lambda: self.pipeline.rules.permissions
+        router = make_router(settings, lambda: secrets.broker(policy, self.store, permissions), installer)
         if self._executor is not None:
             self._executor.router = self._executor.broker = router
             contracts = {**settings.contracts, **own_contracts(settings)}
@@ -507,6 +543,7 @@ class App:
                 **{name: implicit_contract(spec) for name, spec in settings.servers.items()},
                 SERVER: own_lists(settings),
             },
+            permissions=Permissions(settings.agents, settings.environment, settings.gateway.step_up),
         )
 
     async def refresh(self) -> None:
@@ -531,7 +568,8 @@ class App:
         else:
             self._provide_ways(settings)
         self.config = settings
-        self.agent = identity.local_agent(settings.people, identity.os_user())
+        self.agent = self._local_agent(settings)
+        self.directory = identity.Directory(settings.agents, settings.people)
         self.pool.replace_servers(settings.servers)
         self._live = {s: d for s, d in self._live.items() if s in settings.servers}
         # In force at once: what was tightened must not wait for a server that is slow to start.
@@ -654,6 +692,8 @@ class App:
                 uri = normal_uri(str(params.get("uri")))
                 if uri is None or not self.front.hears(principal, uri, server):
                     return  # no one has asked this server for it
+                if not self.pipeline.rules.permissions.of(principal).reads(uri):
+                    return  # it may not read it any more
                 params = {**params, "uri": uri}
             try:
                 shown = await self._guard.said(contract, signed(method, params, server))

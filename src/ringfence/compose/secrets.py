@@ -21,12 +21,12 @@ from ringfence.secrets.vault import UNUSABLE, SecretScope, Vault, VaultEntry
 
 if TYPE_CHECKING:
     from ringfence.governance.broker import VaultBroker
+    from ringfence.governance.permission import Permissions
     from ringfence.governance.policy import Policy
     from ringfence.store import Store
 
 log = logging.getLogger("ringfence")
 
-_TENANT = "local"
 _MOST_TOKEN_BYTES = 4096
 
 
@@ -43,7 +43,7 @@ class ConfiguredSecrets:
         self.vault = Vault((_entry(spec) for spec in settings.secrets.values()), sources)
         if before is not None:
             self.vault.inherit(before.vault)
-        known = lambda: self.vault.known(_TENANT)  # noqa: E731
+        known = self.vault.known
         self.shown = TenantRedactor(known)
         """For all that a person or a model reads."""
         self.kept = TenantRedactor(known, shaped=False)
@@ -61,11 +61,14 @@ class ConfiguredSecrets:
         if problems:
             raise ConfigError(sorted(problems))
 
-    def broker(self, policy: Callable[[], Policy], store: Store) -> VaultBroker:
+    def broker(
+        self, policy: Callable[[], Policy], store: Store, permissions: Callable[[], Permissions] | None = None
+    ) -> VaultBroker:
         """The same as boxes and servers get them: each use by this policy, and on record."""
         from ringfence.governance.broker import PolicyJudge, VaultBroker  # noqa: PLC0415 - most boxes have no secrets
 
-        return VaultBroker(self.vault, self._environment, PolicyJudge(policy, store))
+        judge = PolicyJudge(policy, store) if permissions is None else PolicyJudge(policy, store, permissions)
+        return VaultBroker(self.vault, self._environment, judge)
 
     def screen(self) -> OutputScreen:
         """A screen for what one call brings out of a box."""

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -59,6 +60,7 @@ def check(draft: Draft) -> None:
 
 def check_names(draft: Draft) -> None:
     _people(draft)
+    _agents(draft)
     known: dict[str, str] = {}
     for name, server in draft.servers.items():
         _server(draft, name, server)
@@ -96,14 +98,75 @@ def condition(draft: Draft, where: Where, text: str, *, result: str = "bool") ->
 
 def _people(draft: Draft) -> None:
     accounts: dict[str, str] = {}
+    subjects: dict[str, str] = {}
     for name, person in draft.people.items():
         account = person.shape.os_user
+        subject = person.shape.oidc_subject
+        if subject is not None and subjects.setdefault(subject, name) != name:
+            draft.problem((*person.where, "oidc_subject"), f"{subject!r} is {subjects[subject]!r} already")
         if account is None:
             continue
         if account in accounts:
             # One account answering as two people would make two approvals of one.
             draft.problem((*person.where, "os_user"), f"{account!r} is {accounts[account]!r} already")
         accounts.setdefault(account, name)
+
+
+def _agents(draft: Draft) -> None:
+    accounts: dict[str, str] = {}
+    likes: dict[str, str] = {}
+    clients: dict[tuple[str, str | None], str] = {}
+    for name, agent in draft.agents.items():
+        shape = agent.shape
+        where = agent.where
+        like = likes.setdefault(invisible.alike(name), name)
+        if like != name:
+            text = f"agent {name!r} looks like agent {like!r}: people tell agents apart by their names"
+            draft.warn(where, text)
+        if shape.person is not None:
+            expect(draft, (*where, "person", shape.person), "person", draft.people)
+            person = draft.people.get(shape.person)
+            if person is not None and person.shape.tenant != shape.tenant:
+                text = f"{shape.person!r} is of tenant {person.shape.tenant!r}, and the agent of {shape.tenant!r}"
+                draft.problem((*where, "person"), f"{text}: nobody acts for a person of another tenant")
+        if shape.os_user is not None:
+            if shape.os_user in accounts:
+                text = f"{shape.os_user!r} is {accounts[shape.os_user]!r} already: one account is one agent"
+                draft.problem((*where, "os_user"), text)
+            accounts.setdefault(shape.os_user, name)
+        if shape.oidc_client is not None:
+            _oidc_client(draft, agent, clients)
+        if shape.quota.burst is not None and shape.quota.per_minute is None:
+            draft.problem((*where, "quota", "burst"), "a burst needs per_minute")
+        _agent_patterns(draft, agent)
+
+
+def _oidc_client(draft: Draft, agent: Shaped[schema.AgentEntry], clients: dict[tuple[str, str | None], str]) -> None:
+    """A client of the identity provider is one agent for each user that it acts for."""
+    shape = agent.shape
+    where = (*agent.where, "oidc_client")
+    if draft.gateway.shape.oidc is None and "oidc" not in draft.gateway.broken:
+        draft.problem(where, "which identity provider? Write gateway: {oidc: {issuer: …}}", key=True)
+    person = draft.people.get(shape.person or "")
+    if person is not None and person.shape.oidc_subject is None and not person.broken:
+        text = f"person {shape.person!r} has no oidc_subject, so no token is for them"
+        draft.problem((*agent.where, "person"), text)
+    first = clients.setdefault((shape.oidc_client or "", shape.person), str(agent.where[-1]))
+    if first != agent.where[-1]:
+        draft.problem(where, f"{shape.oidc_client!r} for the same person is {first!r} already")
+
+
+def _agent_patterns(draft: Draft, agent: Shaped[schema.AgentEntry]) -> None:
+    """What an agent names, and does not exist, and what leaves it with nothing to call."""
+    shape = agent.shape
+    known = [*draft.capabilities, *declarable_tools()]
+    for index, named in enumerate(shape.capabilities):
+        if not any(fnmatchcase(each, named) for each in known):
+            hint = did_you_mean(named, known)
+            draft.warn((*agent.where, "capabilities", index), f"no capability is named so{hint}", key=False)
+    if not (shape.capabilities or shape.resources or shape.prompts or agent.broken):
+        text = f"agent {agent.where[-1]!r} may call nothing: write capabilities: [NAME, …], or ['*'] for all"
+        draft.warn(agent.where, text)
 
 
 def _server(draft: Draft, name: str, server: Shaped[schema.ServerEntry]) -> None:
@@ -551,6 +614,9 @@ def mount(draft: Draft, shape: schema.MountEntry) -> Mount:
     for secret in draft.secrets.values():
         if secret.shape.source == "file" and secret.shape.path is not None:
             own[resolve(secret.shape.path, draft.base)] = f"secret {secret.where[-1]!r}"
+    tls = draft.gateway.shape.tls
+    if tls is not None:
+        own[resolve(tls.key, draft.base)] = "the key of gateway.tls"
     if draft.vault.shape.token_file is not None:
         own[resolve(draft.vault.shape.token_file, draft.base)] = "the token of the vault"
     return declared(Mount(shape.host, shape.at, shape.mode, shape.unsafe or ""), draft.base, written, own)
@@ -650,13 +716,6 @@ _NOT_BUILT = "is not built yet"
 
 def check_unbuilt(draft: Draft) -> None:
     _unbuilt_gateway(draft)
-    if draft.agents:
-        draft.problem(
-            ("agents",),
-            f"telling agents apart {_NOT_BUILT}: a caller cannot prove who it is; remove agents:"
-            " (the local user's agent needs no entry)",
-            key=True,
-        )
     for server in draft.servers.values():
         _unbuilt_server(draft, server)
     for name, capability in draft.capabilities.items():
@@ -681,13 +740,6 @@ def _refuse(draft: Draft, where: Where, what: str) -> None:
 def _unbuilt_gateway(draft: Draft) -> None:
     gateway = draft.gateway.shape
     where = draft.gateway.where
-    host = None if validators.socket_path(gateway.listen) is not None else validators.listen_address(gateway.listen)[0]
-    if host is not None and not validators.is_loopback(host):
-        draft.problem(
-            (*where, "listen"),
-            f"listening on {host}, which others can reach, needs identity and TLS, and that {_NOT_BUILT};"
-            " use 127.0.0.1",
-        )
     if gateway.state is not None and "://" in gateway.state:
         draft.problem((*where, "state"), f"a database as state {_NOT_BUILT}; name a folder")
     if gateway.code_mode != "off":

@@ -14,6 +14,7 @@ from ringfence.config.settings import Config
 from ringfence.core.box import CommandRules, Listening, Mount
 from ringfence.core.model import (
     Action,
+    AgentSpec,
     ApprovalRule,
     Contract,
     Mode,
@@ -38,6 +39,7 @@ def loosens(old: Config, new: Config) -> list[str]:
     return [
         *_settings(old, new),
         *_people(old.people, new.people),
+        *_agents(old.agents, new.agents),
         *_servers(old, new),
         *_contracts(old, new),
         *_networks(old.networks, new.networks),
@@ -204,6 +206,27 @@ def _people(old: Mapping[str, Person], new: Mapping[str, Person]) -> Iterator[st
             yield f"person {name!r} gains the roles {', '.join(sorted(person.roles - before.roles))}"
         if person.os_user not in (None, before.os_user):
             yield f"person {name!r} is another account: {person.os_user}"
+        if person.oidc_subject not in (None, before.oidc_subject):
+            yield f"person {name!r} is another user of the identity provider"
+        if person.tenant != before.tenant:
+            yield f"person {name!r} is of another tenant: {person.tenant}"
+
+
+_AGENT: Mapping[str, Holds] = {
+    **dict.fromkeys(("capabilities", "resources", "prompts", "environments"), _within),
+    "quota": lambda old, new: _rate(old, new),
+    **dict.fromkeys(("os_user", "oidc_client"), lambda _old, new: new is None),
+}
+
+
+def _agents(old: Mapping[str, AgentSpec], new: Mapping[str, AgentSpec]) -> Iterator[str]:
+    if old and not new:
+        yield "agents: the local user's programs may now call everything"
+    for name, agent in new.items():
+        if name not in old:
+            yield f"agent {name!r} is new and may call"
+        else:
+            yield from _changes(f"agent {name!r}", old[name], agent, _AGENT)
 
 
 _SERVER: Mapping[str, Holds] = {

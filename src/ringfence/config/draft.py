@@ -163,6 +163,7 @@ RESERVED: dict[str, tuple[str, ...]] = {
     "secrets": ("none",),
     "approvals": ("none", "always"),
     "people": (),
+    "agents": ("local", "system"),  # the user's own programs, and the gateway itself
     "capabilities": (),
 }
 """Names that mean something already."""

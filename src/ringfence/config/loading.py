@@ -12,20 +12,32 @@ from typing import cast
 
 from ringfence.config import checks, paths, schema, validators, yaml
 from ringfence.config.draft import Draft, Shaped, keys_of, read_draft, shaped
-from ringfence.config.settings import SANDBOX_NETWORK, Config, GatewaySettings, PolicySettings, SandboxSettings, sealed
+from ringfence.config.settings import (
+    SANDBOX_NETWORK,
+    Config,
+    GatewaySettings,
+    PolicySettings,
+    SandboxSettings,
+    TlsFiles,
+    exposed,
+    sealed,
+)
 from ringfence.config.validators import did_you_mean
 from ringfence.config.yaml import Where, YamlSource
 from ringfence.core.box import Mount, SetUp
 from ringfence.core.errors import ConfigError, Problem
 from ringfence.core.model import (
     Action,
+    AgentSpec,
     ApprovalRule,
     CallKind,
     Contract,
+    Issuer,
     Mode,
     NetworkSpec,
     PackageSpec,
     Person,
+    Rate,
     Rule,
     SecretSpec,
     ServerSpec,
@@ -67,6 +79,7 @@ def _config(text: str, file: str, path: Path, files: tuple[Path, ...], base: Pat
         raise ConfigError(sorted(read.problems))
     draft = read_draft(read, path.parent if base is None else paths.resolve("", base))
     checks.check(draft)
+    _check_exposure(draft)
     read_rules = read_policy(draft)
     policy = read_rules.settings
     contracts = {name: _contract(draft, name, found) for name, found in draft.capabilities.items()}
@@ -90,6 +103,7 @@ def _config(text: str, file: str, path: Path, files: tuple[Path, ...], base: Pat
         approvals={name: _approval(name, found.shape) for name, found in draft.approvals.items()},
         policy=policy,
         sandbox=_sandbox(draft.sandbox.shape, draft.base),
+        agents={name: _agent(name, found.shape) for name, found in draft.agents.items()},
         warnings=tuple(sorted(draft.warnings)),
         files=(*files, *policy.files),
         rule_places=read_rules.places,
@@ -135,11 +149,85 @@ def _gateway(draft: Draft) -> GatewaySettings:
     host, port = validators.listen_address(shape.listen if socket is None else _LOOPBACK)
     state = paths.state_folder() if shape.state is None else paths.resolve(shape.state, draft.base)
     kept = None if shape.retention is None else validators.retention_seconds(shape.retention)
-    return GatewaySettings(host, port, state, shape.approval_wait_seconds, shape.code_mode, socket, kept)
+    tls = None
+    if shape.tls is not None:
+        tls = TlsFiles(paths.resolve(shape.tls.cert, draft.base), paths.resolve(shape.tls.key, draft.base))
+    return GatewaySettings(
+        host,
+        port,
+        state,
+        shape.approval_wait_seconds,
+        shape.code_mode,
+        socket,
+        kept,
+        shape.url,
+        tls,
+        tuple(shape.trusted_proxy),
+        None if shape.oidc is None else _issuer(shape.oidc, shape.url),
+        {} if shape.oidc is None else {scope: tuple(names) for scope, names in shape.oidc.step_up.items()},
+    )
+
+
+def _issuer(shape: schema.OidcSection, url: str | None) -> Issuer:
+    return Issuer(
+        issuer=shape.issuer,
+        audience=shape.audience or f"{url}/mcp",
+        algorithms=tuple(shape.algorithms),
+        jwks=shape.jwks,
+        scopes=tuple(shape.scopes),
+        roles_claim=shape.roles_claim,
+        roles=tuple(shape.roles),
+        addresses=tuple(shape.addresses),
+    )
+
+
+def _check_exposure(draft: Draft) -> None:
+    """An address that others can reach needs callers that show who they are, over TLS."""
+    where = draft.gateway.where
+    shape = draft.gateway.shape
+    if {"listen", "tls", "trusted_proxy", "url", "oidc"} & draft.gateway.broken:
+        return
+    settings = _gateway(draft)
+    if settings.socket is None and (problem := exposed(settings.host, settings, agents=bool(draft.agents))) is not None:
+        draft.problem((*where, "listen"), problem)
+    for key in ("tls", "trusted_proxy"):
+        if getattr(shape, key) and settings.socket is not None:
+            draft.problem((*where, key), f"{key} is for an address to listen on, and this is a unix socket", key=True)
+    if shape.oidc is not None and shape.oidc.audience is None and shape.url is None:
+        text = "missing key 'audience': what tokens for this gateway name, unless gateway.url says it"
+        draft.problem((*where, "oidc"), text, key=True)
+    if shape.oidc is not None and not any(agent.shape.oidc_client for agent in draft.agents.values()):
+        text = "no agent has an oidc_client, so no token of the identity provider would be served"
+        draft.problem((*where, "oidc"), text, key=True)
+    if shape.trusted_proxy and not draft.agents:
+        text = "whomever the proxy lets in would be your own agent: declare agents:, so that callers show who they are"
+        draft.problem((*where, "trusted_proxy"), text, key=True)
 
 
 def _person(name: str, shape: schema.PersonEntry) -> Person:
-    return Person(name=name, roles=frozenset(shape.roles), os_user=shape.os_user)
+    return Person(
+        name=name,
+        roles=frozenset(shape.roles),
+        os_user=shape.os_user,
+        tenant=shape.tenant,
+        oidc_subject=shape.oidc_subject,
+    )
+
+
+def _agent(name: str, shape: schema.AgentEntry) -> AgentSpec:
+    return AgentSpec(
+        name=name,
+        tenant=shape.tenant,
+        roles=frozenset(shape.roles),
+        capabilities=tuple(shape.capabilities),
+        resources=tuple(shape.resources),
+        prompts=tuple(shape.prompts),
+        environments=_patterns(shape.environments),
+        quota=Rate(**shape.quota.model_dump()),
+        person=shape.person,
+        os_user=shape.os_user,
+        oidc_client=shape.oidc_client,
+    )
 
 
 def _server(draft: Draft, name: str, shape: schema.ServerEntry) -> ServerSpec:

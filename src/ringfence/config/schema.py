@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from ringfence.config import validators
+from ringfence.core.model import DEFAULT_TENANT
 
 
 def _idempotent_form(value: Any) -> str:
@@ -41,6 +42,7 @@ Module = Annotated[str, AfterValidator(validators.module)]
 Url = Annotated[str, AfterValidator(validators.url)]
 Command = Annotated[list[Text], Field(min_length=1), BeforeValidator(validators.argv)]
 SecretNames = Annotated[list[Word], BeforeValidator(validators.secret_names)]
+Scope = Annotated[str, AfterValidator(validators.scope)]
 ProgramName = Annotated[str, AfterValidator(validators.program)]
 MetaKey = Annotated[str, AfterValidator(validators.meta_key)]
 Port = Annotated[int, Field(ge=1, le=65_535)]
@@ -69,22 +71,67 @@ class Shape(BaseModel):
 # ── Sections ──────────────────────────────────────────────────────────────────────────────────────
 
 
+class TlsSection(Shape):
+    cert: Text
+    key: Text
+    placeholders: ClassVar[dict[str, Any]] = {"cert": "_", "key": "_"}
+
+
+class OidcSection(Shape):
+    issuer: Annotated[str, AfterValidator(validators.issuer)]
+    audience: Text | None = None
+    algorithms: Annotated[
+        list[Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]],
+        Field(min_length=1),
+    ] = ["RS256", "ES256"]
+    jwks: Annotated[str, AfterValidator(validators.issuer)] | None = None
+    addresses: list[Range] = []
+    scopes: list[Scope] = []
+    step_up: dict[Scope, list[Glob]] = {}
+    roles_claim: Text = "roles"
+    roles: list[Word] = []
+    placeholders: ClassVar[dict[str, Any]] = {"issuer": "https://_"}
+    meant: ClassVar[dict[str, str]] = {"jwks_uri": "jwks", "required_scopes": "scopes"}
+
+
 class GatewaySection(Shape):
     listen: Annotated[str, AfterValidator(validators.listen)] = "127.0.0.1:8700"
     state: Text | None = None
     approval_wait_seconds: Annotated[float, Field(ge=0, le=3600)] = 30.0
     code_mode: Annotated[Literal["off", "optional", "on"], BeforeValidator(validators.switch)] = "off"
     retention: Annotated[str | int, AfterValidator(validators.retention)] | None = None
+    url: Annotated[str, AfterValidator(validators.own_url)] | None = None
+    tls: TlsSection | None = None
+    trusted_proxy: list[Range] = []
+    oidc: OidcSection | None = None
 
 
 class PersonEntry(Shape):
     roles: list[Word] = []
     os_user: Text | None = None
+    tenant: Word = DEFAULT_TENANT
+    oidc_subject: Text | None = None
+
+
+class QuotaSection(Shape):
+    per_minute: Count | None = None
+    burst: Count | None = None
+    concurrent: Count | None = None
+    per_day: Count | None = None
 
 
 class AgentEntry(Shape):
     roles: list[Word] = []
     capabilities: list[Glob] = []
+    resources: list[Glob] = []
+    prompts: list[Glob] = []
+    tenant: Word = DEFAULT_TENANT
+    environments: Annotated[list[Word], Field(min_length=1)] | None = None
+    quota: QuotaSection = QuotaSection()
+    person: Word | None = None
+    os_user: Text | None = None
+    oidc_client: Text | None = None
+    meant: ClassVar[dict[str, str]] = {"tools": "capabilities", "rate": "quota", "user": "os_user"}
 
 
 class MountEntry(Shape):

@@ -7,10 +7,22 @@ from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ringfence.config.validators import is_loopback
 from ringfence.core import canonical
 from ringfence.core.box import SetUp
 from ringfence.core.errors import Problem
-from ringfence.core.model import ApprovalRule, Contract, NetworkSpec, Person, Rule, SecretSpec, ServerSpec, VaultSpec
+from ringfence.core.model import (
+    AgentSpec,
+    ApprovalRule,
+    Contract,
+    Issuer,
+    NetworkSpec,
+    Person,
+    Rule,
+    SecretSpec,
+    ServerSpec,
+    VaultSpec,
+)
 from ringfence.core.record import dataclass
 
 if TYPE_CHECKING:
@@ -18,6 +30,14 @@ if TYPE_CHECKING:
 
 SANDBOX_NETWORK = "sandbox"
 """The network that `sandbox.network_enabled` gives to boxes whose contract names none."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Absolute paths of a certificate with its chain, and of its key."""
+
+    cert: Path
+    key: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +52,14 @@ class GatewaySettings:
     """Absolute; a unix socket to listen on instead of host and port."""
     retention_seconds: float | None = None
     """How long records are kept; None: for ever."""
+    url: str | None = None
+    """Our address as clients know it, without a path."""
+    tls: TlsFiles | None = None
+    trusted_proxy: tuple[str, ...] = ()
+    """Addresses and ranges of a proxy that ends TLS before us. If there are any, nobody else is heard."""
+    oidc: Issuer | None = None
+    step_up: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Patterns of capabilities, by the scope that a token of the identity provider must have for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +132,8 @@ class Config:
     policy: PolicySettings
     sandbox: SandboxSettings
     vault: VaultSpec | None = None
+    agents: Mapping[str, AgentSpec] = field(default_factory=dict)
+    """Who may call; without any, the local user's agent."""
     own_tools: bool = True
     """Whether tools of our own are offered that no capability declares."""
     warnings: tuple[Problem, ...] = ()
@@ -118,6 +148,22 @@ class Config:
     """What rules are tested by. They decide nothing."""
     digest: str = ""
     """Of everything that matters to a call; comments and the order of keys do not."""
+
+
+def exposed(host: str, gateway: GatewaySettings, *, agents: bool) -> str | None:
+    """Why we do not listen at an address that others can reach, and what to write; None where nothing is missing."""
+    if is_loopback(host):
+        return None
+    lacking = []
+    if not agents:
+        lacking.append("agents: {NAME: {capabilities: [...]}}, so that callers show who they are")
+    if gateway.tls is None and not gateway.trusted_proxy:
+        lacking.append("gateway.tls: {cert: FILE, key: FILE}, or gateway.trusted_proxy: [ADDRESS] of what ends TLS")
+    if gateway.url is None:
+        lacking.append("gateway.url: https://NAME, the address that clients use")
+    if not lacking:
+        return None
+    return f"others can reach {host}; to listen there, write {'; and '.join(lacking)}; or use 127.0.0.1"
 
 
 def sealed(config: Config) -> Config:

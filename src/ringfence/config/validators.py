@@ -168,6 +168,34 @@ def url(text: str) -> str:
     return text
 
 
+def own_url(text: str) -> str:
+    """The address that clients use: who it is for others than this machine, has to be told over TLS."""
+    parts = urlsplit(url(text))
+    if parts.path not in ("", "/") or parts.query:
+        raise ValueError(f"{quoted(text)} has a path: write https://HOST[:PORT], and clients add /mcp")
+    if parts.scheme != "https" and not is_loopback(parts.hostname or ""):
+        raise ValueError(f"{quoted(text)} would have clients send tokens in clear: write https://")
+    usual = ":443" if parts.scheme == "https" else ":80"  # which clients leave out
+    return f"{parts.scheme}://{parts.netloc.lower().removesuffix(usual)}"
+
+
+def issuer(text: str) -> str:
+    """An identity provider's address, exactly as its tokens name it."""
+    parts = urlsplit(url(text))
+    if parts.query:
+        raise ValueError(f"{quoted(text)} is not the address of an identity provider: it has a query")
+    if parts.scheme != "https" and not is_loopback(parts.hostname or ""):
+        raise ValueError(f"{quoted(text)}: its keys must come over https://")
+    return text
+
+
+def scope(text: str) -> str:
+    """A scope of OAuth."""
+    if not re.fullmatch(r"[!#-\[\]-~]{1,256}", text):
+        raise ValueError(f"{quoted(text)} is not a scope: letters, digits and signs, without spaces and quotes")
+    return text
+
+
 def variable(text: str) -> str:
     if not _VARIABLE.fullmatch(text):
         raise ValueError(f"{quoted(text)} is not a variable's name")

@@ -88,15 +88,21 @@ CallKind = Literal["tool", "resource", "prompt", "completion", "listing", "loggi
 Origin = Literal["mcp-http", "mcp-stdio", "cli", "sdk", "system"]
 
 
+DEFAULT_TENANT = "local"
+"""Whose everything is where no tenant is named."""
+
+
 @plain
 class Principal:
     """Who calls: an agent, and the person it acts for where that is known."""
 
     agent: str
-    tenant: str = "local"
+    tenant: str = DEFAULT_TENANT
     person: str | None = None
     roles: frozenset[str] = frozenset()
     kind: Literal["agent", "system"] = "agent"
+    scopes: frozenset[str] | None = None
+    """What an identity provider granted; None: its credential is not limited so."""
 
     @property
     def key(self) -> str:
@@ -264,10 +270,89 @@ class Person:
     name: str
     roles: frozenset[str] = frozenset()
     os_user: str | None = None
+    tenant: str = DEFAULT_TENANT
+    oidc_subject: str | None = None
+    """Who this is to the identity provider."""
+
+    def answers_for(self, tenant: str) -> bool:
+        """Whether what agents of this tenant ask for concerns this person: who is alone here is of every tenant."""
+        return self.roles == EVERY_ROLE or self.tenant == tenant
 
     def holds(self, roles: tuple[str, ...]) -> bool:
         """Whether every entry of `roles` is satisfied; alternatives within an entry are joined by `|`."""
         return self.roles == EVERY_ROLE or all(self.roles & set(entry.split("|")) for entry in roles)
+
+
+@plain
+class AgentSpec:
+    """An agent that the operator declared. What it does not name, it may not call."""
+
+    name: str
+    tenant: str = DEFAULT_TENANT
+    roles: frozenset[str] = frozenset()
+    capabilities: tuple[str, ...] = ()
+    """Patterns of the capabilities that it may call."""
+    resources: tuple[str, ...] = ()
+    """Patterns of the URIs that it may read."""
+    prompts: tuple[str, ...] = ()
+    environments: tuple[str, ...] | None = None
+    """None: all."""
+    quota: Rate = Rate()
+    """Of all its calls together, beside the rate of each capability."""
+    person: str | None = None
+    """Whom it acts for."""
+    os_user: str | None = None
+    """Programs of this account on this machine are this agent."""
+    oidc_client: str | None = None
+    """The client of the identity provider that is this agent, when it acts for its person."""
+
+
+@dataclass(frozen=True, slots=True)
+class IssuedToken:
+    """What is kept of a bearer token: whose it is, and the digest of its secret."""
+
+    id: str
+    digest: str
+    kind: Literal["agent", "person"]
+    name: str
+    tenant: str
+    made_by: str
+    made_at: float
+    expires_at: float
+    revoked_at: float | None = None
+
+    def state(self, now: float) -> Literal["valid", "expired", "revoked"]:
+        if self.revoked_at is not None:
+            return "revoked"
+        return "expired" if now >= self.expires_at else "valid"
+
+
+@dataclass(frozen=True, slots=True)
+class Issuer:
+    """An identity provider, as the operator declared it."""
+
+    issuer: str
+    audience: str
+    algorithms: tuple[str, ...] = ("RS256", "ES256")
+    jwks: str | None = None
+    """Where its keys are; None: where its own document says."""
+    scopes: tuple[str, ...] = ()
+    """What every token must have."""
+    roles_claim: str = "roles"
+    roles: tuple[str, ...] = ()
+    """The roles that a token may give."""
+    addresses: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenClaims:
+    """What a token that was verified says, as far as it matters here."""
+
+    client: str
+    subject: str | None
+    """The user behind the client; None where the client acts for itself."""
+    scopes: frozenset[str]
+    roles: frozenset[str]
 
 
 @plain

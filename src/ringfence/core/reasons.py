@@ -55,6 +55,14 @@ _CALLER = {
     ),
     "loop": ("The same call failed too often in a row, unchanged.", "Change the call, or wait as the message says."),
     "unknown_tool": ("No tool with that name is offered.", "List the tools; the message names similar ones."),
+    "not_for_agent": (
+        "The agent may not call this: the operator did not declare it for this agent.",
+        "Use what is listed; the operator can add more under `agents:`.",
+    ),
+    "unknown_agent": (
+        "The caller is none of the agents that the configuration declares, or is not to call anything here.",
+        "Call as an agent that is declared under `agents:`.",
+    ),
     "unknown_resource": ("No such resource is offered.", "List the resources."),
     "unknown_prompt": ("No such prompt is offered.", "List the prompts."),
     "unknown_completion": ("No completion is offered for that.", "Ask for a prompt or resource that is offered."),
@@ -174,6 +182,24 @@ _CALLER = {
     "unreachable": ("No gateway answers there.", "Start it: `ringfence serve`."),
     "rpc_error": ("The gateway answered with a protocol error.", "Read the message."),
     # what a client sent to a gateway
+    "not_the_proxy": (
+        "The connection comes from another address than that of the declared proxy.",
+        "Connect through the proxy, or correct `gateway.trusted_proxy`.",
+    ),
+    "insufficient_scope": (
+        "The token lacks a scope that this needs.",
+        "Get a token with the scope that the answer names.",
+    ),
+    "no_token": ("The request carries no bearer token.", "Send one as `Authorization: Bearer`."),
+    "bad_token": ("The bearer token is not one that this gateway knows.", "Send the token as it was printed."),
+    "token_expired": ("The bearer token's time is over.", "Ask the operator for another."),
+    "token_revoked": ("The bearer token was revoked.", "Ask the operator for another."),
+    "token_in_address": (
+        "A token stands in the address of a request.",
+        "Revoke it, and send another as `Authorization: Bearer`.",
+    ),
+    "person_token": ("The token is a person's, and only agents make calls.", "Use a token of an agent."),
+    "shut_out": ("The caller's credential ended while the request was served.", "Ask the operator for another."),
     "not_json": ("The body is not JSON.", "Send JSON."),
     "invalid_request": ("The message is not a request.", "Send a valid JSON-RPC request."),
     "unknown_method": ("There is no such method.", "Use a method that MCP defines."),
@@ -313,6 +339,10 @@ _OPERATOR = {
         " it.",
     ),
     "authority_expired": ("The run's certificate authority has expired.", "Make another box."),
+    "no_issuer": (
+        "The identity provider's keys cannot be fetched.",
+        "Check `gateway.oidc`, and whether the provider can be reached.",
+    ),
     "foreign_user": ("What listens there belongs to another user.", "Find out who runs it, and stop it."),
     "in_use": ("Another keeper holds these sessions.", "Connect to it, or end it."),
     "keeper_start": ("The keeper of sessions could not be started.", "Read the message; check its log."),

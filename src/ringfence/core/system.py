@@ -102,6 +102,16 @@ def user_name() -> str:
         return f"uid-{os.getuid()}"
 
 
+def user_id(name: str) -> int | None:
+    """The number of an account; None where there is none of that name, or where accounts have no numbers."""
+    if sys.platform == "win32":
+        return None
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except KeyError:
+        return None
+
+
 def stranger(info: os.stat_result) -> bool:
     """Whether a file belongs to another user. Windows says so by access lists, which we do not read."""
     return sys.platform != "win32" and info.st_uid != os.geteuid()

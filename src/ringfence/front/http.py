@@ -39,6 +39,7 @@ from ringfence.core import canonical
 from ringfence.core.model import Json, Principal
 from ringfence.core.quoting import quoted
 from ringfence.front import results
+from ringfence.front.identify import PEER, Caller, challenge, has_token_in_address
 from ringfence.front.inbound import (
     ClientRequest,
     Inbound,
@@ -52,6 +53,7 @@ from ringfence.front.inbound import (
 )
 from ringfence.front.mcp import McpFront
 from ringfence.front.refusals import Refusal, Refusals, reason_of
+from ringfence.identity import NotAdmitted
 from ringfence.upstream.connection import ROOTS_CHANGED
 from ringfence.upstream.link import HANDSHAKES
 
@@ -71,11 +73,12 @@ _EVENT_HEADERS = [
     (b"cache-control", b"no-cache, no-transform"),
     (b"x-accel-buffering", b"no"),
 ]
-PEER = "ringfence.peer"
-"""Where the scope of a request says which user made its connection; None where the kernel does not tell."""
 _LONGEST_TOKEN = 1000
 """Characters of a progress token; of a call with a longer one, nobody is told how far it is."""
-Identify = Callable[[Scope], Principal | None]
+Identify = Callable[[Scope], Principal | Awaitable[Caller] | None]
+"""Says who makes a request: None, or NotAdmitted, where it is not to be served."""
+CHECK_SECONDS = 0.5
+"""How often it is looked whether those whose requests go on may still make them."""
 
 
 # ── One request and its answer ────────────────────────────────────────────────────────────────────
@@ -448,6 +451,10 @@ class _HttpRequest:
         await self.note(reason)
         await _plain(self.send, status, text, headers)
 
+    async def not_admitted(self, exc: NotAdmitted, base: str) -> None:
+        said = challenge(exc, base)
+        await self.plain(exc.status, exc.reason_code, exc.message, [] if said is None else [said])
+
     async def error(self, status: int, code: int, reason: str, message: str) -> None:
         await self.note(reason)
         await _error(self.send, status, code, message)
@@ -456,13 +463,20 @@ class _HttpRequest:
 class HttpFront:
     """The ASGI application behind `/mcp`."""
 
-    def __init__(self, front: McpFront, identify: Identify, hosts: frozenset[str], port: int | None) -> None:
-        """`hosts` are names that we are called by; without a port, as over a unix socket, they stand alone."""
+    def __init__(
+        self, front: McpFront, identify: Identify, hosts: frozenset[str], port: int | None, url: str | None = None
+    ) -> None:
+        """`hosts` are names that we are called by; without a port, as over a unix socket, they stand alone. `url` is
+        our address as others know it."""
         self._front = front
         self._identify = identify
-        self._own = frozenset(host if port is None else f"{host}:{port}" for host in hosts)
-        self._origins = frozenset(f"http://{own}" for own in self._own)
+        self._url = url
+        own = {host if port is None else f"{host}:{port}" for host in hosts}
+        self._own = frozenset(own if url is None else {*own, url.partition("://")[2]})
+        self._origins = frozenset(f"{scheme}://{own}" for own in self._own for scheme in ("http", "https"))
         self.sessions = HttpSessions(front)
+        self._lasting: dict[anyio.CancelScope, Caller] = {}
+        """Requests under way whose callers may be shut out meanwhile."""
 
     @property
     def refusals(self) -> Refusals:
@@ -485,15 +499,81 @@ class HttpFront:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = _HttpRequest(scope, receive, send, self.refusals)
         headers = request.headers
-        request.principal = principal = self._identify(scope)
+        caller: Caller | None = None
+        refused: NotAdmitted | None = None
+        try:
+            found = self._identify(scope)
+            caller = Caller(found) if isinstance(found, Principal) else None if found is None else await found
+        except NotAdmitted as exc:
+            refused = exc
+        request.principal = None if caller is None else caller.principal
         # A page in a browser must not reach us through a name or an origin that is not ours.
         if self._is_foreign(scope, headers):
             await request.plain(421, "foreign_host", "Host is not this gateway")
         elif any(name == b"origin" and not self._is_ours(value) for name, value in scope["headers"]):
             await request.plain(403, "foreign_origin", "Origin is not this gateway")
-        elif principal is None:
+        elif has_token_in_address(scope):
+            await request.plain(400, "token_in_address", _IN_ADDRESS)
+        elif refused is not None:
+            await request.not_admitted(refused, self.base(scope))
+        elif caller is None:
             await request.plain(403, "unknown_caller", "this gateway serves the programs of its own user only")
-        elif (version := headers.get("mcp-protocol-version")) is not None and version not in HANDSHAKES:
+        elif caller.still is None:
+            await self._serve(request, caller.principal)
+        else:
+            await self._serve_while_admitted(request, caller)
+
+    def base(self, scope: Scope) -> str:
+        """Our own address: as others know it, or as the client wrote it and it was found to be ours."""
+        if self._url is not None:
+            return self._url
+        host = next((value for name, value in scope["headers"] if name == b"host"), b"localhost")
+        return f"{scope.get('scheme', 'http')}://{host.decode('latin-1').strip().lower()}"
+
+    async def _serve_while_admitted(self, request: _HttpRequest, caller: Caller) -> None:
+        """Serve a request that ends when its caller is shut out."""
+        begun, ended = False, False
+        send = request.send
+
+        async def told(message: Message) -> None:
+            nonlocal begun, ended
+            begun = True
+            ended = ended or (message["type"] == "http.response.body" and not message.get("more_body", False))
+            await send(message)
+
+        request.send = told
+        with anyio.CancelScope() as scope:
+            self._lasting[scope] = caller
+            try:
+                await self._serve(request, caller.principal)
+            finally:
+                del self._lasting[scope]
+        if scope.cancelled_caught and not ended:
+            if begun:
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+            else:
+                shut_out = NotAdmitted(401, "shut_out", _SHUT_OUT, "invalid_token")
+                await request.not_admitted(shut_out, self.base(request.scope))
+
+    async def shut_out(self) -> None:
+        """Runs for as long as the gateway: requests under way end when their callers' credentials do."""
+        while True:
+            await anyio.sleep(CHECK_SECONDS)
+            await self.check_lasting()
+
+    async def check_lasting(self) -> None:
+        for scope, caller in list(self._lasting.items()):
+            assert caller.still is not None
+            try:
+                holds = (await caller.still()).key == caller.principal.key
+            except NotAdmitted as exc:
+                holds = exc.status == 503  # what cannot be looked up now is looked up again
+            if not holds:
+                scope.cancel()
+
+    async def _serve(self, request: _HttpRequest, principal: Principal) -> None:
+        scope, headers = request.scope, request.headers
+        if (version := headers.get("mcp-protocol-version")) is not None and version not in HANDSHAKES:
             await self._modern(request, principal)
         elif scope["method"] == "POST":
             await self._post(request, principal)
@@ -534,8 +614,23 @@ class HttpFront:
         elif "id" not in value:
             await _accepted(request.send)
             await self._notification(session, value)
-        else:
+        elif not await self._must_step_up(request, principal, value):
             await self._request(session, value, fault, request)
+
+    async def _must_step_up(self, request: _HttpRequest, principal: Principal, value: Json) -> bool:
+        """Whether the caller's token lacks a scope for this call. Its client is told which to ask for, and does so."""
+        lacking = self._front.lacking_scopes(principal, value["method"], value.get("params"))
+        if not lacking:
+            return False
+        text = f"this call needs a token with the scope {' '.join(lacking)}"
+        wanted = " ".join(sorted({*(principal.scopes or ()), *lacking}))
+        exc = NotAdmitted(403, "insufficient_scope", text, "insufficient_scope", wanted)
+        await request.note("insufficient_scope", value["method"])
+        said = challenge(exc, self.base(request.scope))
+        error = {"code": INVALID_REQUEST, "message": text}
+        body = encode({"jsonrpc": "2.0", "id": value["id"], "error": error})
+        await _respond(request.send, 403, body, b"application/json", [] if said is None else [said])
+        return True
 
     async def _find(self, request: _HttpRequest, principal: Principal) -> HttpSession | None:
         ident = request.headers.get("mcp-session-id")
@@ -636,7 +731,7 @@ class HttpFront:
             route = self._route(request.scope, request.headers, value)
             if isinstance(route, InboundLadderRejection):
                 await self._reject(request, route, value["id"], self._front.known(value["method"]))
-            else:
+            elif not await self._must_step_up(request, principal, value):
                 await self._single(value, route, Inbound(principal, "mcp-http", fault=fault), request)
 
     async def _reject(
@@ -694,6 +789,13 @@ class HttpFront:
             if schema is not None:
                 return validate_mcp_param_headers(schema, arguments, headers) or route
         return route
+
+
+_IN_ADDRESS = (
+    "a token must not stand in an address, where it is logged: revoke this one, and send another in the header"
+    " Authorization"
+)
+_SHUT_OUT = "the credential of this request was revoked, or its time is over, while the request was served"
 
 
 def _has_two_hosts(scope: Scope, headers: dict[str, str]) -> bool:

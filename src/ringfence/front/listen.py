@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import errno
 import hmac
+import ipaddress
 import os
 import socket
+import ssl
 import stat
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from http import HTTPStatus
@@ -26,12 +28,14 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ringfence.core import system
 from ringfence.core.errors import Unavailable
-from ringfence.core.model import Principal
+from ringfence.core.model import Json, Principal
 from ringfence.core.record import dataclass
-from ringfence.front.http import PEER, HttpFront, Identify
+from ringfence.front.http import HttpFront, Identify
+from ringfence.front.identify import METADATA, PEER, RESOURCE, metadata
 from ringfence.front.refusals import Refusal, Refusals
 from ringfence.identity import peer_uid
 
+_Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 AT_A_SOCKET = frozenset({"localhost"})
 """What clients of a unix socket call us."""
@@ -60,6 +64,9 @@ MOST_OWN = 2000
 MOST_STRANGERS = 128
 MOST_OF_A_STRANGER = 32
 """Connections at a time."""
+MOST_HOLDERS = 2000
+MOST_OF_A_HOLDER = 200
+"""The same of those who may show a token."""
 
 
 class Admission:
@@ -68,34 +75,66 @@ class Admission:
     Without an owner no client is a stranger: so it is where the kernel does not tell whose a connection is.
     """
 
-    def __init__(self, refusals: Refusals, owner: int | None) -> None:
+    def __init__(
+        self, refusals: Refusals, owner: int | None, *, tokens: bool = False, only: Sequence[str] = ()
+    ) -> None:
+        """`tokens`: others than our own user may show one, so they are heard as our own user is; they are still counted
+        apart, each account or address by itself. `only`: addresses and ranges of a proxy; nobody else is let in."""
+        self._only = [ipaddress.ip_network(each) for each in only]
         self.refusals = refusals
         self._owner = owner
-        self._here: Counter[int | None] = Counter()
+        self._tokens = tokens
+        self._here: Counter[int | str | None] = Counter()
         self._strangers = 0
 
+    def is_heard(self, uid: int | None) -> bool:
+        """Whether a whole request of this user is read."""
+        return self._tokens or self.is_own(uid)
+
     def is_own(self, uid: int | None) -> bool:
+        if self._tokens:
+            return uid is not None and uid == self._owner
         return self._owner is None or uid == self._owner
 
-    def enter(self, uid: int | None) -> bool:
+    def enter(self, uid: int | None, address: str = "") -> bool:
+        who = _who(uid, address)
+        if self._only and not _is_in(address, self._only):
+            self.refused(uid, "not_the_proxy")
+            return False
         if self.is_own(uid):
-            admitted = self._here[uid] < MOST_OWN
+            admitted = self._here[who] < MOST_OWN
         else:
-            admitted = self._here[uid] < MOST_OF_A_STRANGER and self._strangers < MOST_STRANGERS
+            each = MOST_HOLDERS if self._only else MOST_OF_A_HOLDER if self._tokens else MOST_OF_A_STRANGER
+            admitted = self._here[who] < each and self._strangers < (MOST_HOLDERS if self._tokens else MOST_STRANGERS)
             self._strangers += admitted
-        self._here[uid] += admitted
+        self._here[who] += admitted
         if not admitted:
             self.refused(uid, "too_many_connections")
         return admitted
 
-    def leave(self, uid: int | None) -> None:
+    def leave(self, uid: int | None, address: str = "") -> None:
+        who = _who(uid, address)
         self._strangers -= not self.is_own(uid)
-        self._here[uid] -= 1
-        if not self._here[uid]:
-            del self._here[uid]
+        self._here[who] -= 1
+        if not self._here[who]:
+            del self._here[who]
 
     def refused(self, uid: int | None, reason: str) -> None:
         self.refusals.count(Refusal("mcp-http", reason, uid))
+
+
+def _is_in(address: str, networks: Sequence[_Network]) -> bool:
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return any((mapped or found) in network for network in networks)
+
+
+def _who(uid: int | None, address: str) -> int | str | None:
+    """What connections are counted by: an account of this machine, else where they come from."""
+    return uid if uid is not None or not address else address
 
 
 class PeerProtocol(HttpToolsProtocol):
@@ -106,6 +145,7 @@ class PeerProtocol(HttpToolsProtocol):
         self._admission = admission
         self._terms = OWN_TERMS
         self._uid: int | None = None
+        self._address = ""
         self._admitted = False
         self._in_head = True
         self._begun = False
@@ -119,8 +159,10 @@ class PeerProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._uid = peer_uid(transport.get_extra_info("socket")) if _TELLS else None
-        self._admitted = self._admission.enter(self._uid)
-        own = self._admission.is_own(self._uid)
+        far = transport.get_extra_info("peername")
+        self._address = str(far[0]) if isinstance(far, tuple) else ""
+        self._admitted = self._admission.enter(self._uid, self._address)
+        own = self._admission.is_heard(self._uid)
         if not self._admitted:
             self.transport = transport
             if own:
@@ -137,7 +179,7 @@ class PeerProtocol(HttpToolsProtocol):
         if not self._admitted:
             return
         self._stop_clock()
-        self._admission.leave(self._uid)
+        self._admission.leave(self._uid, self._address)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -372,11 +414,30 @@ def _clear(path: Path) -> None:
     path.unlink()
 
 
+def tls_context(cert: Path, key: Path) -> ssl.SSLContext:
+    """What proves to clients who we are. Raises Unavailable."""
+    try:
+        info = key.stat()
+        if system.open_to_others(info, 0o027):
+            raise Unavailable("listen", f"others can read gateway.tls.key, or write to it; run: chmod 600 {key}")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.load_cert_chain(cert, key)
+    except ssl.SSLError as exc:
+        why = exc.reason or "they are no certificate and its key"
+        raise Unavailable("listen", f"gateway.tls: {cert} and {key} cannot be used: {why}") from None
+    except OSError as exc:
+        raise Unavailable("listen", f"gateway.tls: {exc.filename or key} cannot be read: {exc.strerror}") from None
+    return context
+
+
 class GatewayApp:
     """The paths that we serve. A plain ASGI application: `/mcp` is the hot one, and there are three others."""
 
-    def __init__(self, mcp: HttpFront) -> None:
+    def __init__(self, mcp: HttpFront, published: Callable[[], Json | None] = lambda: None) -> None:
+        """`published` is what RFC 9728 has clients know of us; None where they need no token."""
         self._mcp = mcp
+        self._published = published
         self.refusals = mcp.refusals
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -387,6 +448,9 @@ class GatewayApp:
             await self._mcp(scope, receive, send)
         elif await self._mcp.refuses(scope, receive, send):
             return
+        elif path in (METADATA, f"{METADATA}{RESOURCE}") and (published := self._published()) is not None:
+            shown = metadata(self._mcp.base(scope), published)
+            await JSONResponse(shown, headers={"cache-control": "no-store"})(scope, receive, send)
         elif path == "/healthz":
             await JSONResponse({"status": "ok"})(scope, receive, send)
         elif path == "/console" or path.startswith("/console/"):
@@ -407,9 +471,12 @@ _NO_CONSOLE = """The console is not part of this version. Answer approvals in a 
 class Listener(uvicorn.Server):
     """uvicorn without its own signal handling: the caller decides when to stop."""
 
-    def __init__(self, app: GatewayApp) -> None:
+    def __init__(
+        self, app: GatewayApp, *, tokens: bool = False, only: Sequence[str] = (), tls: ssl.SSLContext | None = None
+    ) -> None:
+        """`tokens`: who connects may show one, and is no stranger before that was looked at; `only`: see Admission."""
         self._stopping = asyncio.Event()
-        admission = Admission(app.refusals, os.getuid() if _TELLS else None)
+        admission = Admission(app.refusals, os.getuid() if _TELLS else None, tokens=tokens, only=only)
         super().__init__(
             uvicorn.Config(
                 app,
@@ -422,6 +489,7 @@ class Listener(uvicorn.Server):
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=3,
                 server_header=False,
+                ssl_context_factory=None if tls is None else lambda _config, _usual: tls,
                 date_header=False,
             )
         )

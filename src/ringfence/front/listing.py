@@ -12,6 +12,7 @@ from ringfence.core.model import Call, Contract, Definition, Json, Origin, Princ
 from ringfence.core.quoting import quoted
 from ringfence.core.record import dataclass
 from ringfence.front import entries
+from ringfence.governance.permission import UNLIMITED
 from ringfence.governance.pipeline import Pipeline
 from ringfence.governance.rulebook import Rulebook, allowed_item
 from ringfence.governance.uris import normal_uri
@@ -39,13 +40,20 @@ class _Offer:
     """Tools of ours that take a session."""
 
 
-def _offer(rules: Rulebook, clean: Callable[[Json], Json]) -> _Offer:
+def _offer(rules: Rulebook, clean: Callable[[Json], Json], principal: Principal | None) -> _Offer:
+    """What this principal is offered; None: what anyone is."""
+    permission = UNLIMITED if principal is None else rules.permissions.of(principal)
+    as_agent = principal or Principal(LOCAL_AGENT)
     tools: dict[str, list[Json]] = {version: [] for version in entries.REVISIONS}
     header_schemas: dict[str, Json] = {}
     in_sessions: set[str] = set()
     for capability in rules.catalog.offered(rules.environment):
         name = capability.contract.name
-        if capability.definition is None or _pointless(rules, capability.contract):
+        if (
+            capability.definition is None
+            or not permission.calls(name)
+            or _pointless(rules, capability.contract, as_agent)
+        ):
             continue
         body = _shown(clean, capability.definition)
         if body is None:
@@ -89,11 +97,11 @@ def _fitting(kind: entries.Kind, body: Json, server: str, version: str) -> Json 
         return None
 
 
-def _pointless(rules: Rulebook, contract: Contract) -> bool:
+def _pointless(rules: Rulebook, contract: Contract, principal: Principal) -> bool:
     """A tool of our own that policy never allows. No operator declared it, so it is not listed."""
     if contract.transport is not Transport.SANDBOXED_EXEC:
         return False
-    return rules.policy.never_allows(Call("", Principal(LOCAL_AGENT), contract.name, {}), contract)
+    return rules.policy.never_allows(Call("", principal, contract.name, {}), contract)
 
 
 def _revision(version: str) -> str:
@@ -125,12 +133,14 @@ class Listing:
         """How many of them each server has."""
         self._unlisted: Counter[str] = Counter()
         """How many resources of each server were left out of its last list."""
-        self._offered: _Offer | None = None
+        self._offered: dict[str | None, _Offer] = {}
+        """By agent; None: all that is offered to anyone."""
         self.has_sessions: Callable[[], bool] = lambda: False
         """What sessions left are resources, too."""
 
-    def tools(self, version: str = MODERN) -> list[Json]:
-        return self._offer().tools[_revision(version)]
+    def tools(self, version: str = MODERN, principal: Principal | None = None) -> list[Json]:
+        """What a principal may call; None: what anyone may."""
+        return self._offer(principal).tools[_revision(version)]
 
     def header_schema(self, tool: str) -> Json | None:
         """The input schema of a tool that wants some arguments repeated as HTTP headers."""
@@ -139,19 +149,30 @@ class Listing:
     def takes_session(self, tool: str) -> bool:
         return tool in self._offer().in_sessions
 
-    def _offer(self) -> _Offer:
-        """Made once per rulebook: the list is asked for far more often than it changes."""
+    def _offer(self, principal: Principal | None = None) -> _Offer:
+        """Made once per rulebook and declared agent: the list is asked for far more often than it changes."""
         rules = self._pipeline.rules
-        if self._offered is None or self._offered.rules is not rules:
-            self._offered = _offer(rules, self._pipeline.listed)
-        return self._offered
+        if not rules.permissions.declared:
+            principal = None
+        elif principal is not None and rules.permissions.of(principal).refusal is not None:
+            return _Offer(rules, {version: [] for version in entries.REVISIONS}, {}, frozenset())
+        place = None if principal is None else principal.agent
+        found = self._offered.get(place)
+        if found is None or found.rules is not rules:
+            if any(each.rules is not rules for each in self._offered.values()):
+                self._offered = {}
+            found = self._offered[place] = _offer(rules, self._pipeline.listed, principal)
+        return found
 
-    def prompts(self, version: str = MODERN) -> list[Json]:
+    def prompts(self, version: str = MODERN, principal: Principal | None = None) -> list[Json]:
         names = self._prompt_names()
         prompts = self._pipeline.rules.prompts
+        permission = UNLIMITED if principal is None else self._pipeline.rules.permissions.of(principal)
         clean = self._pipeline.listed
         out: list[Json] = []
         for name, key in names.items():
+            if not permission.uses(*key):
+                continue
             body = _shown(clean, prompts[key])
             fitting = None if body is None else _fitting("prompt", {**body, "name": name}, key[0], _revision(version))
             if fitting is not None:
@@ -190,7 +211,8 @@ class Listing:
     ) -> list[Json]:
         """The resources of every server that lists any; a server that is down is logged and left out."""
         out: list[Json] = []
-        for spec in self._with_resources():
+        permission = self._pipeline.rules.permissions.of(principal)
+        for spec in self._with_resources() if permission.reads_any else ():
             bad: list[str] = []
             for item in await self._listing(spec.name, principal, templates, origin):
                 try:
@@ -214,7 +236,7 @@ class Listing:
         known = normal_uri(uri) if isinstance(uri, str) else None
         if known is None:
             raise entries.MalformedEntry(f"{key}: there is none, or none that has one meaning")
-        if not allowed_item(spec, "resource", known):
+        if not allowed_item(spec, "resource", known) or not self._pipeline.rules.permissions.of(principal).reads(known):
             return None
         # As it will be compared and sent when it is asked for.
         item = entries.as_listed("template" if templates else "resource", {**item, key: known}, version)
@@ -277,4 +299,4 @@ class Listing:
 
     def digest(self) -> str:
         """Changes when what a client would be shown changes."""
-        return canonical.digest([self.tools(), self.prompts()])
+        return canonical.digest([self.tools(), self.prompts(), self._pipeline.rules.permissions.digest])

@@ -125,6 +125,11 @@ class McpFront:
         """Whether a method is ours; the others are the SDK's."""
         return method in self._methods and not (version == MODERN and method in _HANDSHAKE_ONLY)
 
+    def lacking_scopes(self, principal: Principal, method: str, params: Any) -> tuple[str, ...]:
+        """The scopes that a caller has to ask its identity provider for, before it makes this call."""
+        name = params.get("name") if method == "tools/call" and isinstance(params, dict) else None
+        return self._pipeline.rules.permissions.lacking(principal, name) if isinstance(name, str) else ()
+
     def known(self, method: str) -> str | None:
         """A method's name, if it is none that its caller made up."""
         return method if method in self._methods or method in ("initialize", "ping", "server/discover") else None
@@ -282,10 +287,10 @@ class McpFront:
     # ── lists ─────────────────────────────────────────────────────────────────────────────────────
 
     async def _list_tools(self, asked: ClientRequest, inbound: Inbound) -> Json:
-        return {"tools": self.listing.tools(asked.version)}
+        return {"tools": self.listing.tools(asked.version, inbound.principal)}
 
     async def _list_prompts(self, asked: ClientRequest, inbound: Inbound) -> Json:
-        return {"prompts": self.listing.prompts(asked.version)}
+        return {"prompts": self.listing.prompts(asked.version, inbound.principal)}
 
     async def _list_resources(self, asked: ClientRequest, inbound: Inbound) -> Json:
         return {"resources": await self._resources(asked, templates=False)}

@@ -123,7 +123,7 @@ class ApprovalTerms:
             "rules": [
                 [r.name, r.when, sorted(r.roles), float(r.expires_seconds), r.self_approval, r.people] for r in rules
             ],
-            "people": [[p.name, sorted(p.roles), p.os_user] for p in sorted(able, key=lambda p: p.name)],
+            "people": [[p.name, sorted(p.roles), p.os_user, p.tenant] for p in sorted(able, key=lambda p: p.name)],
             "asked": [list(requirement.roles), requirement.self_approval, requirement.people],
         }
 
@@ -142,9 +142,11 @@ class ApprovalTerms:
         asked_for = proof.question.get("asked_for")
         roles = tuple(proof.question.get("roles") or ())
         own = proof.question.get("self_approval") is True
+        tenant = tenant_of(str(proof.question.get("principal")))
         for yes in proof.agreed if self._people else ():
             person = self._people.get(yes.person)
-            if person is None or not person.holds(roles) or (person.name == asked_for and not own):
+            able = person is not None and person.holds(roles) and person.answers_for(tenant)
+            if not able or (yes.person == asked_for and not own):
                 return f"{yes.person} may not answer it by the configuration in force"
         return None
 
@@ -278,6 +280,11 @@ def find(store: Store, approval_id: str, *, brief: bool = False) -> Approval:
     return approval
 
 
+def tenant_of(principal: str) -> str:
+    """The tenant in a principal's key."""
+    return principal.partition("/")[0]
+
+
 def waiting(approval: Approval) -> Refused:
     return Refused(
         Status.APPROVAL_REQUIRED,
@@ -304,6 +311,8 @@ def refused(approval: Approval) -> Refused:
 
 def objection(approval: Approval, person: Person) -> str | None:
     """Why this person may not answer this question; None if they may."""
+    if not person.answers_for(tenant_of(approval.principal)):
+        return f"the agent that asks is of the tenant {tenant_of(approval.principal)}, and {person.name} is not"
     if approval.person == person.name and not approval.self_approval:
         return f"{person.name}'s own agent asked; another person must answer"
     if not person.holds(approval.roles):

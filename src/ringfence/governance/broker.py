@@ -34,6 +34,7 @@ from ringfence.core.secret import reveal
 from ringfence.egress import names
 from ringfence.egress.rules import Pattern, only_path, overrides_method, overrides_path, pattern
 from ringfence.egress.substitution import Cleaner, Substitution
+from ringfence.governance.permission import EVERYTHING, Permissions
 from ringfence.governance.policy import Policy
 from ringfence.secrets.redaction import CountingCleaner, RedactingStream, TenantRedactor
 from ringfence.secrets.vault import SecretUse, Vault
@@ -72,13 +73,17 @@ class PolicyJudge:
 
     policy: Callable[[], Policy]
     store: Store
+    permissions: Callable[[], Permissions] = lambda: EVERYTHING
 
     async def __call__(
         self, spec: SecretSpec, asked: OutboundRequest, access: Access, refused: Refused | None = None
     ) -> None:
         """Raises Refused where this request may not have it, Unavailable where that could not be recorded."""
         settled = refused is not None
-        call = _call(spec, asked, access)
+        user = _user(self.permissions(), access)
+        if user is None:
+            refused = refused or _not_declared(access)
+        call = _call(spec, asked, access, user or Principal(access.agent or "system", access.tenant))
         mode = Mode.READ if asked.method in _READING else Mode.WRITE
         contract = Contract(call.tool, server=access.server, tool=call.tool, mode=mode, secrets=(spec.name,))
         decision = None if refused is not None else self.policy().decide(call, contract)
@@ -96,12 +101,23 @@ class PolicyJudge:
             raise refused
 
 
-def _call(spec: SecretSpec, asked: OutboundRequest, access: Access) -> Call:
+def _user(permissions: Permissions, access: Access) -> Principal | None:
+    """Whose use of a secret it is: rules see the agent as it is declared now, with its roles and its person."""
+    if not access.agent:
+        return Principal("system", access.tenant, kind="system")
+    return permissions.standing(access.tenant, access.agent)
+
+
+def _not_declared(access: Access) -> Refused:
+    text = f"the agent {access.agent}, whose box asks for a secret, is not declared any more"
+    return Refused(Status.DENIED, "unknown_agent", text)
+
+
+def _call(spec: SecretSpec, asked: OutboundRequest, access: Access, principal: Principal) -> Call:
     arguments: Json = {"secret": spec.name, "host": asked.host, "port": asked.port, "method": asked.method}
     # One that has no normal form has been refused already: then the call is only recorded.
     path = only_path(asked.path) or asked.path.partition("?")[0]
     arguments |= {"path": path, "capability": access.capability or ""}
-    principal = Principal(access.agent or "system", access.tenant, kind="agent" if access.agent else "system")
     call = Call(canonical.new_id("call"), principal, f"secret:{spec.name}", arguments, origin="system")
     return replace(call, server=access.server, parent=access.call_id, method="secret/use")
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import field
 from types import TracebackType
 from typing import Generic, TypeVar
 
 from ringfence.core.errors import Refused
-from ringfence.core.model import Call, Contract, Status
+from ringfence.core.model import Call, Contract, Rate, Status
 from ringfence.core.record import dataclass
 
 LOOP_FAILURES = 200
@@ -31,6 +31,11 @@ def day_scope(call: Call, contract: Contract) -> str:
     return f"{call.principal.key}:{contract.name}"
 
 
+def agent_scope(call: Call) -> str:
+    """The same of all its calls together. No capability has an empty name."""
+    return f"{call.principal.key}:"
+
+
 @dataclass(slots=True)
 class _Bucket:
     """A token bucket and the number of calls under way."""
@@ -45,6 +50,36 @@ class _Bucket:
 
 
 @dataclass(slots=True)
+class _Limit:
+    """One of the limits of a call: of its capability, or of all that its agent does."""
+
+    bucket: _Bucket
+    rate: Rate
+    what: str
+
+    def check_room(self) -> None:
+        most = self.rate.concurrent
+        if most is not None and self.bucket.running >= most:
+            text = f"{self.what} is limited to {most} at a time; try again when one has ended"
+            raise Refused(Status.DENIED, "throttled", text)
+
+    def check_tokens(self, count: int = 1) -> None:
+        if self.rate.per_minute is not None and self.bucket.tokens < count:
+            raise Refused(Status.DENIED, "throttled", self._throttled(self.bucket.tokens - count + 1.0))
+
+    def take(self, count: int = 1) -> None:
+        if self.rate.per_minute is not None:
+            self.bucket.tokens -= count
+
+    def _throttled(self, tokens: float) -> str:
+        per_minute = self.rate.per_minute or 0
+        if per_minute <= 0:
+            return f"{self.what} is limited to 0 calls a minute"
+        wait = (1.0 - tokens) * 60.0 / per_minute
+        return f"{self.what} is limited to {per_minute} calls a minute; try again in {_seconds(wait)}"
+
+
+@dataclass(slots=True)
 class _Streak:
     """How often a call failed in a row, with nothing else in between, and when it last did."""
 
@@ -54,37 +89,37 @@ class _Streak:
 class BudgetSlot:
     """A place that a call has taken; released with how the call ended. Releasing it twice is harmless."""
 
-    __slots__ = ("_bucket", "_budget", "_call", "_digest", "_held", "_open")
+    __slots__ = ("_budget", "_call", "_digest", "_held", "_limits", "_open")
 
-    def __init__(self, budget: Budget, bucket: _Bucket | None, call: Call, arguments_digest: str) -> None:
+    def __init__(self, budget: Budget, limits: Sequence[_Limit], call: Call, arguments_digest: str) -> None:
         self._budget = budget
-        self._bucket = bucket
+        self._limits = limits
         self._call = call
         self._digest = arguments_digest
         self._open = True
-        self._held = bucket is not None
+        self._held = True
 
     @contextmanager
     def set_aside(self, contract: Contract) -> Iterator[None]:
         """Leave the place to others while the call waits for a person, who may take long. Raises Refused where there is
         none when it goes on; the approval stays for the next attempt."""
-        bucket = self._bucket
-        if bucket is None:
-            yield
-            return
-        bucket.running -= 1
+        for limit in self._limits:
+            limit.bucket.running -= 1
         self._held = False
         yield
-        _check_room(bucket, contract)
-        bucket.running += 1
+        for limit in self._limits:
+            limit.check_room()
+        for limit in self._limits:
+            limit.bucket.running += 1
         self._held = True
 
     def release(self, status: Status) -> None:
         if not self._open:
             return
         self._open = False
-        if self._bucket is not None and self._held:
-            self._bucket.running -= 1
+        if self._held:
+            for limit in self._limits:
+                limit.bucket.running -= 1
         self._budget.note(self._call, self._digest, status)
 
     def __enter__(self) -> BudgetSlot:
@@ -107,40 +142,40 @@ class Budget:
         # By the digest of the call, which covers its name: a caller may give that any length.
         self._streaks: _Recent[tuple[str, str], _Streak] = _Recent(min(kept, 2000), lambda streak: True)
 
-    def admit(self, call: Call, contract: Contract, arguments_digest: str) -> BudgetSlot:
-        """Take a place and a token. Raises Refused, which costs neither."""
+    def admit(self, call: Call, contract: Contract, arguments_digest: str, quota: Rate | None = None) -> BudgetSlot:
+        """Take a place and a token of the capability, and of the agent's own quota. Raises Refused, which costs
+        neither."""
         self.check_loop(call, arguments_digest)
-        rate = contract.rate
-        if rate.per_minute is None and rate.concurrent is None:
-            return BudgetSlot(self, None, call, arguments_digest)
-        bucket = self._bucket(call, contract)
-        _check_room(bucket, contract)
-        if rate.per_minute is not None:
-            if bucket.tokens < 1.0:
-                raise Refused(Status.DENIED, "throttled", _throttled(contract, bucket.tokens))
-            bucket.tokens -= 1.0
-        bucket.running += 1
-        return BudgetSlot(self, bucket, call, arguments_digest)
+        limits: list[_Limit] = []
+        if contract.rate.per_minute is not None or contract.rate.concurrent is not None:
+            limits.append(self._limit(call, contract.rate, contract.name))
+        if quota is not None and (quota.per_minute is not None or quota.concurrent is not None):
+            limits.append(self._limit(call, quota, ""))
+        for limit in limits:
+            limit.check_room()
+            limit.check_tokens()
+        for limit in limits:
+            limit.take()
+            limit.bucket.running += 1
+        return BudgetSlot(self, limits, call, arguments_digest)
 
     def charge(self, call: Call, contract: Contract, count: int) -> None:
         """Take so many tokens of a capability that the call is not of, and no place. Raises Refused, which costs
         none."""
-        rate = contract.rate
-        if rate.per_minute is None:
+        if contract.rate.per_minute is None:
             return
-        bucket = self._bucket(call, contract)
-        if bucket.tokens < count:
-            raise Refused(Status.DENIED, "throttled", _throttled(contract, bucket.tokens - count + 1.0))
-        bucket.tokens -= count
+        limit = self._limit(call, contract.rate, contract.name)
+        limit.check_tokens(count)
+        limit.take(count)
 
-    def _bucket(self, call: Call, contract: Contract) -> _Bucket:
-        rate = contract.rate
+    def _limit(self, call: Call, rate: Rate, name: str) -> _Limit:
+        """That of a capability; without a name: that of all that its agent calls."""
         now = self._clock()
         burst = float(rate.burst if rate.burst is not None else rate.per_minute or 0)
-        bucket = self._buckets.get((call.principal.key, contract.name), lambda: _Bucket(burst, now))
+        bucket = self._buckets.get((call.principal.key, name), lambda: _Bucket(burst, now))
         if rate.per_minute is not None:
             bucket.refill(now, rate.per_minute / 60.0, burst)
-        return bucket
+        return _Limit(bucket, rate, name or f"the agent {call.principal.agent}")
 
     def check_loop(self, call: Call, arguments_digest: str) -> None:
         """Refuse a call that failed, unchanged, too many times in a row just now."""
@@ -164,21 +199,6 @@ class Budget:
             self._streaks.get(key, _Streak).failed_at.append(self._clock())
         elif status is Status.SUCCESS:
             self._streaks.drop(key)
-
-
-def _check_room(bucket: _Bucket, contract: Contract) -> None:
-    most = contract.rate.concurrent
-    if most is not None and bucket.running >= most:
-        text = f"{contract.name} is limited to {most} at a time; try again when one has ended"
-        raise Refused(Status.DENIED, "throttled", text)
-
-
-def _throttled(contract: Contract, tokens: float) -> str:
-    per_minute = contract.rate.per_minute or 0
-    if per_minute <= 0:
-        return f"{contract.name} is limited to 0 calls a minute"
-    wait = (1.0 - tokens) * 60.0 / per_minute
-    return f"{contract.name} is limited to {per_minute} calls a minute; try again in {_seconds(wait)}"
 
 
 def _seconds(wait: float) -> str:

@@ -33,6 +33,7 @@ from ringfence.core.model import (
 from ringfence.core.quoting import quoted
 from ringfence.core.record import dataclass
 from ringfence.core.schema import MAX_COST, Schema, Unusable
+from ringfence.governance.permission import UNLIMITED, Permission
 from ringfence.sandbox.tools import toolkit
 
 ContractProblem = tuple[tuple[str | int, ...], str]
@@ -322,13 +323,16 @@ class Catalog:
         offered = isinstance(found, Capability) and _in(self._contracts[name], environment)
         return self._contracts[name] if offered else None
 
-    def resolve(self, call: Call, environment: str) -> Capability:
+    def resolve(self, call: Call, environment: str, permission: Permission = UNLIMITED) -> Capability:
         """The capability that the call means, its arguments checked. Raises Refused."""
         if call.fault is not None:
             raise Refused(Status.VALIDATION_FAILURE, "bad_request", f"The request cannot be read: {call.fault}")
+        permission.require_any(call)
         contract = self._contracts.get(call.tool)
         if contract is None:
-            raise self._unknown(call.tool, environment)
+            raise self._unknown(call.tool, environment, permission)
+        if permission.narrows:
+            permission.require_tool(call, (each.contract.name for each in self.offered(environment)))
         if not _in(contract, environment):
             text = f"The tool {call.tool!r} is not offered in the environment {environment!r}."
             raise Refused(Status.VALIDATION_FAILURE, "wrong_environment", text)
@@ -341,8 +345,9 @@ class Catalog:
             raise Refused(Status.VALIDATION_FAILURE, "bad_arguments", text)
         return found
 
-    def _unknown(self, tool: str, environment: str) -> Refused:
-        names = [capability.contract.name for capability in self.offered(environment)]
+    def _unknown(self, tool: str, environment: str, permission: Permission) -> Refused:
+        offered = (capability.contract.name for capability in self.offered(environment))
+        names = [name for name in offered if permission.calls(name)]
         import difflib  # noqa: PLC0415 - for names that do not exist
 
         near = difflib.get_close_matches(tool[:128], names, n=3)

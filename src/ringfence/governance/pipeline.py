@@ -142,7 +142,8 @@ class Pipeline:
             replayed = await self._earlier(rules, state, key, patience)
             if replayed is not None:
                 return replayed
-        state.slot = self._budget.admit(call, contract, state.arguments_digest)  # 6 budget
+        quota = None if call.kind in ASIDE else rules.permissions.of(call.principal).quota
+        state.slot = self._budget.admit(call, contract, state.arguments_digest, quota)  # 6 budget
         if state.opening is not None:
             self._budget.charge(call, state.opening, call.arguments["count"])
         # 7 approval, 8 grant
@@ -224,7 +225,7 @@ class Pipeline:
             state.arguments_digest = _digest(plain)
             self._budget.check_loop(call, state.arguments_digest)
         if call.kind == "tool":
-            capability = rules.catalog.resolve(call, rules.environment)
+            capability = rules.resolve(call)
             state.contract = capability.contract
             state.definition = capability.definition
         else:
@@ -269,6 +270,8 @@ class Pipeline:
             raise Refused(Status.VALIDATION_FAILURE, "bad_request", call.fault)
         if call.kind == "completion" and (problem := completion_problem(call.arguments)) is not None:
             raise Refused(Status.VALIDATION_FAILURE, "bad_request", f"The completion cannot be made: {problem}.")
+        permission = rules.permissions.of(call.principal)
+        permission.require_any(call)
         if call.kind == "resource" and call.server == SERVER and SERVER in rules.implicit:
             if (uri := resources.normal_address(call.tool)) is None:
                 raise Refused(
@@ -283,12 +286,14 @@ class Pipeline:
         if call.kind == "listing" and call.server == SERVER and SERVER in rules.implicit:
             return replace(rules.implicit[SERVER], result=_LISTING)
         if call.kind in ASIDE and call.server is not None and call.server in rules.servers:
+            permission.require_list(call, call.server)
             return replace(rules.implicit[call.server], result=_LISTING)
         spec = rules.servers.get(call.server or "")
         known = settled(call)
         if spec is None or known is None or not is_listed(spec, known):
             text = f"no {call.kind} {quoted(call.tool, _LONGEST_NAME)} is offered"
             raise Refused(Status.VALIDATION_FAILURE, f"unknown_{call.kind}", text)
+        permission.require_item(known, spec.name)
         if known is not call:
             state.call = call = known
             state.arguments_digest = _digest(replace(call, meta={}))
@@ -332,7 +337,13 @@ class Pipeline:
         if not state.programs:
             text = f"{state.call.tool} would run code as {tool} does, and that is not offered here"
             raise Refused(Status.DENIED, "policy", f"Refused by policy: {text}")
+        permission = rules.permissions.of(state.call.principal)
+        if not any(permission.calls(each.name) for each in state.programs):
+            text = f"{state.call.tool} would run code as {tool} does, which the agent may not call"
+            raise Refused(Status.DENIED, "not_for_agent", f"{text}: the operator did not declare it for this agent.")
         for each in state.programs:
+            if permission.calls(each.name):
+                rules.permissions.require_scope(state.call.principal, each.name)
             call = replace(state.call, tool=each.name, arguments=arguments)
             decision = await rules.policy.decided(call, each)
             asks = rules.approvals.asked_by(each, partial(variables, call, each, rules.environment))
@@ -353,6 +364,8 @@ class Pipeline:
             text = f"{name}, by which this session was opened, is not offered here any more"
             raise Refused(Status.DENIED, "policy", f"Refused by policy: {text}")
         call = replace(state.call, tool=opening.name)
+        rules.permissions.of(call.principal).require_tool(call, ())
+        rules.permissions.require_scope(call.principal, opening.name)
         decision = await rules.policy.decided(call, opening)
         asks = rules.approvals.asked_by(opening, partial(variables, call, opening, rules.environment))
         state.decision = joined(state.decision, decision, opening.name, asks)
@@ -427,6 +440,7 @@ class Pipeline:
         state.isolation = self._dispatcher.isolation(contract)
         forked = [] if state.opening is None else [state.opening] * state.call.arguments["count"]
         spent = [each for each in (contract, *forked) if each.rate.per_day is not None]
+        of_agent = None if state.call.kind in ASIDE else rules.permissions.of(state.call.principal).quota.per_day
 
         def work(tx: Transaction) -> tuple[Receipt, Approval | None]:
             approval: Approval | None = None
@@ -439,6 +453,11 @@ class Pipeline:
                 scope = budget.day_scope(state.call, each)
                 if not tx.spend(scope, state.began_at.date().isoformat(), each.rate.per_day or 0):
                     raise Refused(Status.DENIED, "quota", f"the day's quota of {each.name} is used up")
+            if of_agent is not None:
+                day = state.began_at.date().isoformat()
+                if not tx.spend(budget.agent_scope(state.call), day, of_agent):
+                    text = f"the day's quota of the agent {state.call.principal.agent} is used up"
+                    raise Refused(Status.DENIED, "quota", text)
             payload = self._payload_to_keep(contract, _whole(state.call), contract.log.arguments)
             if payload is not None:
                 state.kept["arguments"] = canonical.salted_bytes(payload, state.salt)
@@ -450,7 +469,7 @@ class Pipeline:
             state.started, state.approval = done
 
         alone = self._under_way == 1
-        plain = key is None and requirement is None and not spent
+        plain = key is None and requirement is None and not spent and of_agent is None
         keeps = contract.log.arguments == "redacted" or contract.record == "full"
         try:
             if plain and not keeps and not state.durable:
@@ -529,7 +548,8 @@ class Pipeline:
             return
         with WorkProgress():
             now, fresh = self.rules, self._under_current_rules(state)
-            if fresh is None or not await self._same_judgement(now, rules, fresh, state):
+            known = now.permissions.same(rules.permissions, state.call.principal)
+            if not known or fresh is None or not await self._same_judgement(now, rules, fresh, state):
                 text = "The rules were changed while this call waited, so it was not begun; make it again."
                 raise Refused(Status.DENIED, "rules_changed", text)
         if state.started is None:
@@ -561,7 +581,7 @@ class Pipeline:
         now, fresh = self.rules, replace(state)
         try:
             if state.call.kind == "tool":
-                found = now.catalog.resolve(state.call, now.environment)
+                found = now.resolve(state.call)
                 fresh.contract = found.contract
                 fresh.definition = found.definition
                 fresh.programs = tuple(

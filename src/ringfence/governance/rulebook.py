@@ -12,7 +12,8 @@ from ringfence.core.model import Call, Contract, Definition, Json, Mode, ServerS
 from ringfence.core.record import dataclass
 from ringfence.governance import uris
 from ringfence.governance.approvals import Approvals
-from ringfence.governance.contract import Catalog
+from ringfence.governance.contract import Capability, Catalog
+from ringfence.governance.permission import EVERYTHING, Permissions
 from ringfence.governance.policy import Policy
 
 
@@ -30,6 +31,13 @@ class Rulebook:
     """Accepted prompt definitions by (server, name)."""
     implicit: Mapping[str, Contract]
     """The contract of each server's resources, prompts and completions."""
+    permissions: Permissions = EVERYTHING
+
+    def resolve(self, call: Call) -> Capability:
+        """The capability that a call means, if its agent may call it. Raises Refused."""
+        found = self.catalog.resolve(call, self.environment, self.permissions.of(call.principal))
+        self.permissions.require_scope(call.principal, found.contract.name)
+        return found
 
 
 _OURS = invisible.alike("ringfence")

@@ -103,7 +103,8 @@ class Gateway:
 
     async def list_tools(self) -> list[Json]:
         """The tools that may be called: MCP definitions, by the names of their contracts."""
-        return copy.deepcopy(self._running().front.listing.tools())
+        app = self._running()
+        return copy.deepcopy(app.front.listing.tools(principal=app.agent))
 
     async def call_tool(self, name: str, args: Mapping[str, Any] | None = None, **options: Any) -> Outcome:
         """One governed call. A refusal is an outcome, not an exception. `idempotency_key=` may be given."""

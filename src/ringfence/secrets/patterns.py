@@ -399,6 +399,7 @@ def shapes() -> Mapping[str, Part]:
         **_clouds(),
         **_forges(),
         **_services(),
+        "ringfence_token": _prefixed("rft_", _URLSAFE, 64),
         "jwt": _jwt(),
         "private_key": _private_key(),
         "authorization": _authorization(),

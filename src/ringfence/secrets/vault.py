@@ -105,7 +105,7 @@ class Vault:
         self._kept = {entry.spec.name: _Kept(entry) for entry in entries}
         self._sources = sources
         self._clock = clock
-        self._known: dict[str, tuple[Secret, ...]] = {}
+        self._known: dict[str | None, tuple[Secret, ...]] = {}
         self._gone: list[_Kept] = []
         """What is declared no more, and may still stand somewhere."""
 
@@ -162,11 +162,12 @@ class Vault:
                 self._gone.append(before._kept.pop(name))
         self._known.clear()
 
-    def known(self, tenant: str) -> tuple[Secret, ...]:
-        """Every value that this tenant's results are searched for; the same tuple until one changes."""
+    def known(self, tenant: str | None = None) -> tuple[Secret, ...]:
+        """Every value that this tenant's results are searched for; the same tuple until one changes. Without a tenant:
+        those of all, for what is read by any of them, and for the log, which all of them share."""
         if tenant not in self._known:
             every = (*self._kept.values(), *self._gone)
-            kept = [one for one in every if _within(tenant, one.entry.scope.tenants)]
+            kept = [one for one in every if tenant is None or _within(tenant, one.entry.scope.tenants)]
             secrets = [secret for one in kept for secret in (one.secret, *one.former) if secret is not None]
             self._known[tenant] = tuple(secrets)
         return self._known[tenant]

@@ -23,12 +23,13 @@ from ringfence.audit.chain import (
 )
 from ringfence.core import canonical
 from ringfence.core.errors import StoreError
-from ringfence.core.model import Definition
+from ringfence.core.model import Definition, IssuedToken
 from ringfence.store import clock
 from ringfence.store.rows import (
     APPROVAL,
     BRIEF,
     RECORD,
+    TOKEN,
     Approval,
     KeyRow,
     Part,
@@ -41,6 +42,7 @@ from ringfence.store.rows import (
     pin_rows,
     recent_times,
     record_from,
+    token_from,
 )
 from ringfence.store.schema import DATABASE, check_version, connect, schema_faults
 
@@ -297,6 +299,16 @@ class Reader:
         """Those of these keys, each looked at once, that a call has which has not ended."""
         held = "SELECT 1 FROM keys WHERE scope = ? AND key = ? AND state = 'started'"
         return {key for key in set(keys) if self._all(held, [*key])}
+
+    def token(self, identity: str) -> tuple[IssuedToken | None, float]:
+        """A bearer token by its id, and what the time must be at least."""
+        rows = self._all(f"{TOKEN} WHERE id = ?", [identity])
+        with _readable():
+            return (token_from(rows[0]) if rows else None), self._now()
+
+    def tokens(self) -> list[IssuedToken]:
+        """All of them, the oldest first."""
+        return [token_from(row) for row in self._all(f"{TOKEN} ORDER BY made_at, id")]
 
     def pins(self, server: str | None = None) -> list[Definition]:
         return [row.definition for row in self.pinned(server)]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 from ringfence.audit.chain import Record
 from ringfence.core import canonical
 from ringfence.core.errors import StoreError
-from ringfence.core.model import Definition, Json
+from ringfence.core.model import Definition, IssuedToken, Json
 from ringfence.core.quoting import quoted
 from ringfence.core.record import dataclass
 
@@ -173,6 +173,7 @@ BRIEF = APPROVAL.replace(" summary,", " '{}',")
 """Without what people are shown, which may be large."""
 KEY = "SELECT scope, key, request_digest, call_id, state, outcome, at FROM keys WHERE scope = ? AND key = ?"
 PIN = "SELECT server, name, digest, body, kind, by, at, bound FROM pins"
+TOKEN = "SELECT id, digest, kind, name, tenant, made_by, made_at, expires_at, revoked_at FROM tokens"  # noqa: S105 - a query
 RECORD = "SELECT id, chain, seq, at, kind, call_id, text, hash FROM records"
 
 
@@ -247,6 +248,15 @@ def recent_times(connection: sqlite3.Connection) -> list[float]:
     """The times in the last records, newest first, to look for a leap of the time of day in them."""
     rows = connection.execute("SELECT at FROM records ORDER BY id DESC LIMIT ?", (_LOOKED_AT,)).fetchall()
     return [float(at) for (at,) in rows if isinstance(at, int | float)]
+
+
+def token_from(row: tuple[Any, ...]) -> IssuedToken:
+    """A TOKEN row. A changed file may hold any type in any column. Raises StoreError."""
+    texts, times = row[:6], (*row[6:8], *row[8:][: row[8] is not None])
+    sound = all(isinstance(text, str) for text in texts) and all(isinstance(time, int | float) for time in times)
+    if not sound or row[2] not in ("agent", "person"):
+        raise StoreError("the database holds a token that cannot be read: another program changed it")
+    return IssuedToken(*row)
 
 
 def key_row(connection: sqlite3.Connection, scope: str, key: str) -> KeyRow | None:

@@ -15,7 +15,7 @@ from ringfence.audit.chain import Head
 from ringfence.audit.keys import Keys
 from ringfence.core import canonical, system
 from ringfence.core.errors import StoreError
-from ringfence.core.model import Definition, Json, Receipt
+from ringfence.core.model import Definition, IssuedToken, Json, Receipt
 from ringfence.store import naming
 from ringfence.store.chainfiles import Noted
 from ringfence.store.clock import TOLERANCE
@@ -23,6 +23,7 @@ from ringfence.store.rows import (
     APPROVAL,
     BRIEF,
     RECORD,
+    TOKEN,
     Approval,
     ApprovalQuestion,
     Conflict,
@@ -37,6 +38,7 @@ from ringfence.store.rows import (
     pack,
     pin_rows,
     record_from,
+    token_from,
     unpack,
 )
 
@@ -378,6 +380,33 @@ class Transaction:
             "UPDATE keys SET state = 'unknown' WHERE call_id = ? AND state = 'started'", (call_id,)
         )
 
+    # ── Tokens ──
+
+    def put_token(self, token: IssuedToken) -> None:
+        """Keep what is to be known of a new bearer token. It is recorded, without its digest."""
+        self._connection.execute(
+            "INSERT INTO tokens (id, digest, kind, name, tenant, made_by, made_at, expires_at)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                *(token.id, token.digest, token.kind, token.name, token.tenant, token.made_by),
+                *(token.made_at, token.expires_at),
+            ),
+        )
+        self.append("token_created", None, {**_about_token(token), "by": token.made_by, "expires_at": token.expires_at})
+
+    def revoke_token(self, identity: str, by: str, now: float) -> IssuedToken:
+        """From now on the token is good for nothing. It is recorded. Raises RowNotFound, or Conflict where it is
+        revoked already."""
+        row = self._connection.execute(f"{TOKEN} WHERE id = ?", (identity,)).fetchone()
+        if row is None:
+            raise RowNotFound(f"there is no token {identity}")
+        token = token_from(row)
+        if token.revoked_at is not None:
+            raise Conflict(f"token {identity} is revoked already")
+        self._connection.execute("UPDATE tokens SET revoked_at = ? WHERE id = ?", (now, identity))
+        self.append("token_revoked", None, {**_about_token(token), "by": by})
+        return replace(token, revoked_at=now)
+
     # ── Pins and payloads ──
 
     def put_pin(self, definition: Definition, by: str, at: float, named: str | None = None) -> None:
@@ -522,6 +551,10 @@ def is_known(said: Mapping[str, float], digest: str, now: float) -> bool:
     """Whether a process has said this part, and of late."""
     at = said.get(digest)
     return at is not None and abs(now - at) < SAID_SECONDS
+
+
+def _about_token(token: IssuedToken) -> Json:
+    return {"token": token.id, "for": token.kind, "name": token.name, "tenant": token.tenant}
 
 
 def _question(asked: Approval) -> Json:

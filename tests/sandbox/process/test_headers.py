@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from ringfence import identity
 from ringfence.doctor import launcher
+from ringfence.identity import peers
 from ringfence.sandbox.files import paths, watch
 from ringfence.sandbox.process.seccomp import bpf, filter, notifications, verdicts
 from ringfence.sandbox.process.seccomp.syscalls import NUMBERS
@@ -194,11 +194,11 @@ def of_the_rest() -> dict[str, int]:
         "sizeof(struct inotify_event)": watch._HEADER.size,
         "sizeof(struct flock)": struct.calcsize("hhqqi4x"),
         "__builtin_offsetof(struct flock, l_start)": struct.calcsize("hhq") - 8,
-        "sizeof(struct nlmsghdr)": identity._HEADER.size,
-        "sizeof(struct inet_diag_req_v2)": identity._REQUEST.size,
+        "sizeof(struct nlmsghdr)": peers._HEADER.size,
+        "sizeof(struct inet_diag_req_v2)": peers._REQUEST.size,
         "__builtin_offsetof(struct inet_diag_msg, idiag_uid)": 4 + 48 + 12,
-        "NETLINK_SOCK_DIAG": identity._NETLINK_SOCK_DIAG,
-        "SOCK_DIAG_BY_FAMILY": identity._SOCK_DIAG_BY_FAMILY,
+        "NETLINK_SOCK_DIAG": peers._NETLINK_SOCK_DIAG,
+        "SOCK_DIAG_BY_FAMILY": peers._SOCK_DIAG_BY_FAMILY,
     }
 
 

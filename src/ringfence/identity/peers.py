@@ -1,26 +1,11 @@
-"""Who is calling, and who may answer.
-
-The caller over the gateway is an *agent*; only a *person* approves. On one machine both belong to one account, so
-a caller on loopback must be of the gateway's own user; it is then the local agent. On Linux the kernel tells whose a
-connection is; elsewhere a client proves it by knowing what only that user can read.
-"""
+"""Whose a connection within this host is, by the kernel's word."""
 
 from __future__ import annotations
 
-import secrets
 import socket
 import struct
-from collections.abc import Mapping
-from pathlib import Path
 
-from ringfence.audit.keys import kept
 from ringfence.core import system
-from ringfence.core.errors import StoreError
-from ringfence.core.model import EVERY_ROLE, Person, Principal
-
-LOCAL_AGENT = "local"
-TOKEN = "local-token"  # noqa: S105 - the name of its file
-_LEAST_TOKEN = 40
 
 _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20
@@ -38,40 +23,6 @@ _CLOSE_WAIT = 8
 _THEIRS = frozenset({_ESTABLISHED, _FIN_WAIT1, _FIN_WAIT2, _CLOSE_WAIT})
 """States of a socket that a program may still hold, both its ways open or one of them."""
 _OURS = frozenset({_ESTABLISHED, _CLOSE_WAIT})
-
-
-def os_user() -> str:
-    """Name of the account that this process runs as."""
-    return system.user_name()
-
-
-def person_of(people: Mapping[str, Person], user: str) -> Person | None:
-    """The person behind an account. Without `people:` the local user has every role."""
-    if not people:
-        return Person(name=user, roles=EVERY_ROLE, os_user=user)
-    return next((p for p in people.values() if p.os_user == user), None)
-
-
-def local_agent(people: Mapping[str, Person], user: str) -> Principal:
-    """The agent of the user who runs the gateway."""
-    person = person_of(people, user)
-    return Principal(agent=LOCAL_AGENT, person=person.name if person is not None else user)
-
-
-def local_token(folder: Path) -> str:
-    """What a caller of our own user proves itself by where the kernel tells nothing: made once, for its owner to read.
-
-    Raises StoreError for one that others can reach.
-    """
-    made = kept(folder, TOKEN, lambda: secrets.token_urlsafe(32).encode())
-    if len(made) < _LEAST_TOKEN or not made.isascii():
-        raise StoreError(f"{folder / TOKEN} holds no token; remove it and start again")
-    return made.decode("ascii").strip()
-
-
-def known_token(folder: Path) -> str | None:
-    """The token of this user, if there is one."""
-    return local_token(folder) if (folder / TOKEN).exists() else None
 
 
 def peer_uid(connection: socket.socket) -> int | None:

@@ -1,4 +1,4 @@
-"""Who calls and who may answer: the kernel's word on a connection's owner, and the people of a configuration."""
+"""The kernel's word on a connection's owner."""
 
 from __future__ import annotations
 
@@ -13,12 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from ringfence import identity
-from ringfence.core.model import EVERY_ROLE, Person
-
-PEOPLE = {
-    "alice": Person("alice", frozenset({"manager"}), os_user="al"),
-    "bob": Person("bob", frozenset({"auditor"})),
-}
+from ringfence.identity import peers
 
 
 def loopback(family: socket.AddressFamily, host: str) -> tuple[socket.socket, socket.socket, socket.socket]:
@@ -82,7 +77,7 @@ def test_whoever_listens_at_the_address_of_a_client_that_is_gone_is_not_taken_fo
         client.close()
         other.bind(place)
         other.listen()
-        assert identity._owner(place, served.getsockname()) is None
+        assert peers._owner(place, served.getsockname()) is None
         assert identity.peer_uid(served) is None
 
 
@@ -97,7 +92,7 @@ def test_whoever_has_the_addresses_of_a_connection_that_is_over_is_not_taken_for
         next_one.connect(listener.getsockname())
         with listener.accept()[0] as newer:
             assert identity.peer_uid(newer) == os.getuid()
-            assert identity._owner(place, listener.getsockname()) == os.getuid()
+            assert peers._owner(place, listener.getsockname()) == os.getuid()
             assert identity.peer_uid(served) is None, "it has the same two ends, and is another connection"
 
 
@@ -167,27 +162,3 @@ def test_without_netlink_nobody_is_known(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delattr(socket, "AF_NETLINK")
     with listener, client, served:
         assert identity.peer_uid(served) is None
-
-
-def test_this_account_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert identity.os_user()
-    monkeypatch.setattr(os, "getuid", lambda: 4_000_000)
-    assert identity.os_user() == "uid-4000000"
-
-
-def test_without_people_the_local_user_has_every_role() -> None:
-    person = identity.person_of({}, "carol")
-    assert person == Person("carol", EVERY_ROLE, "carol")
-    assert person.holds(("manager", "auditor|director"))
-
-
-def test_with_people_only_those_named_are_anybody() -> None:
-    assert identity.person_of(PEOPLE, "al") == PEOPLE["alice"]
-    assert identity.person_of(PEOPLE, "alice") is None, "the account counts, not the name"
-    assert identity.person_of(PEOPLE, "bob") is None, "bob has no account here"
-
-
-@pytest.mark.parametrize(("people", "user", "person"), [({}, "al", "al"), (PEOPLE, "al", "alice"), (PEOPLE, "x", "x")])
-def test_the_local_agent_acts_for_whoever_runs_the_gateway(people: dict[str, Person], user: str, person: str) -> None:
-    agent = identity.local_agent(people, user)
-    assert (agent.agent, agent.person, agent.kind, agent.roles) == ("local", person, "agent", frozenset())
