@@ -126,3 +126,18 @@ def test_a_server_that_is_boxed_for_one_call_and_a_rule_in_shadow_mode(folder: P
 def test_arguments_that_are_no_object_are_wrong_usage(folder: Path) -> None:
     assert can(folder, "local", "create_ticket", "--args", "[1]").returncode == 2
     assert can(folder, "local", "create_ticket", "--args", "{").returncode == 2
+
+
+def test_a_declared_agent_is_held_to_what_it_may_call(tmp_path: Path) -> None:
+    agents = "agents: {reader: {roles: [auditor], capabilities: [search_*]}, writer: {capabilities: [create_*]}}\n"
+    deny = "{id: auditors, action: deny, tool_patterns: [search_x], roles: [auditor]}"
+    rule = f"policy: {{preset: permissive, rules: [{deny}]}}"
+    servers = 'servers: {desk: {url: "http://127.0.0.1:9/mcp", pins: first_use}}\n'
+    tools = "capabilities: {create_x: {server: desk, mode: read}, search_x: {server: desk, mode: read}}\n"
+    gateways.write(tmp_path, f"version: 1\ngateway: {{state: ./state}}\n{servers}{tools}{agents}{rule}\n")
+    refused = run("can", "reader", "create_x", "--args", "{}", cwd=tmp_path)
+    assert refused.returncode == 126 and "not_for_agent" in refused.stdout
+    by_role = run("can", "reader", "search_x", "--args", "{}", cwd=tmp_path)
+    assert by_role.returncode == 126 and "auditors" in by_role.stdout, "a rule on its role"
+    assert run("can", "writer", "create_x", "--args", "{}", cwd=tmp_path).returncode == 0
+    assert "unknown_agent" in run("can", "nobody", "create_x", cwd=tmp_path).stdout

@@ -10,7 +10,16 @@ import typer
 
 from ringfence.cli import common, options
 from ringfence.cli.terminal import painted, safe
-from ringfence.compose.offline import AcceptedTools, catalog_of, dispatcher_of, foresight_of, pins_of, principal_of
+from ringfence.compose.offline import (
+    AcceptedTools,
+    catalog_of,
+    contracts_of,
+    dispatcher_of,
+    foresight_of,
+    permissions_of,
+    pins_of,
+    principal_of,
+)
 from ringfence.config import Config
 from ringfence.core import canonical
 from ringfence.core.errors import Refused, Unavailable
@@ -132,6 +141,7 @@ def _resolved(
 ) -> tuple[Contract, str]:
     """The contract, and what can be said of the arguments. Raises Refused."""
     _, contract = ahead.contract(call)
+    permissions_of(settings).of(call.principal).require_tool(call, contracts_of(settings))
     if contract.transport is Transport.MCP and not pins.of(contract):
         server = settings.servers.get(contract.server or "")
         if server is not None and server.pins == "first_use":

@@ -14,6 +14,7 @@ from ringfence.governance.approvals import ApprovalTerms
 from ringfence.governance.contract import Catalog, Standing
 from ringfence.governance.dispatch import Dispatcher, DispatchTargets
 from ringfence.governance.foresight import Foresight
+from ringfence.governance.permission import Permissions
 from ringfence.governance.policy import Policy
 from ringfence.store import PinRow, Reader
 from ringfence.store.schema import DATABASE
@@ -41,10 +42,16 @@ def foresight_of(settings: Config, environment: str | None = None) -> Foresight:
 
 
 def principal_of(settings: Config, agent: str) -> Principal:
-    """The agent of this name, as a call of it comes. Only the local user's agent can call yet; of any other nothing is
-    declared, so it has no roles."""
+    """The agent of this name, as a call of it comes. One that is not declared has no roles."""
+    if agent in settings.agents:
+        return identity.as_principal(settings.agents[agent], settings.people)
     local = identity.local_agent(settings.people, identity.os_user())
     return local if agent == local.agent else Principal(agent)
+
+
+def permissions_of(settings: Config) -> Permissions:
+    """What each agent may call at all."""
+    return Permissions(settings.agents, settings.environment, settings.gateway.step_up)
 
 
 @dataclass(frozen=True, slots=True)

@@ -361,13 +361,13 @@ def _pieces(text: str) -> Iterator[str]:
     begin = 0
     while len(text) - begin > _PIECE:
         most = begin + _PIECE
-        end = next((end for end in range(most, begin + _PIECE // 2, -1) if _parts(text, end)), most)
+        end = next((end for end in range(most, begin + _PIECE // 2, -1) if _is_apart(text, end)), most)
         yield text[begin:end]
         begin = end
     yield text[begin:]
 
 
-def _parts(text: str, place: int) -> bool:
+def _is_apart(text: str, place: int) -> bool:
     """Whether what stands there has the same form with and without what stands before it."""
     there = text[place]
     if ord(there) in _UNTYPED or _RUN.match(there):
