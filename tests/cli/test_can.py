@@ -130,7 +130,7 @@ def test_arguments_that_are_no_object_are_wrong_usage(folder: Path) -> None:
 
 def test_a_declared_agent_is_held_to_what_it_may_call(tmp_path: Path) -> None:
     agents = "agents: {reader: {roles: [auditor], capabilities: [search_*]}, writer: {capabilities: [create_*]}}\n"
-    deny = "{id: auditors, action: deny, tool_patterns: [search_x], roles: [auditor]}"
+    deny = """{id: auditors, action: deny, tool_patterns: [search_x], when: '"auditor" in agent.roles'}"""
     rule = f"policy: {{preset: permissive, rules: [{deny}]}}"
     servers = 'servers: {desk: {url: "http://127.0.0.1:9/mcp", pins: first_use}}\n'
     tools = "capabilities: {create_x: {server: desk, mode: read}, search_x: {server: desk, mode: read}}\n"
