@@ -6,6 +6,7 @@ Boxes are Linux's alone; where there can be none, what is said about it is here.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import struct
@@ -228,6 +229,31 @@ def umask() -> int:
                 return int(line.split()[1], 8)
     os.umask(found := os.umask(0o077))
     return found
+
+
+def check_own_folder(path: Path, info: os.stat_result) -> None:
+    """Check that a folder of ours is no link, and that no other user can put anything into it. Raises OSError."""
+    why = None
+    if not stat.S_ISDIR(info.st_mode):
+        why = "it is not a folder of its own; move it away"
+    elif stranger(info):
+        why = f"it belongs to another user (uid {info.st_uid})"
+    elif open_to_others(info, 0o022):
+        why = f"others can write to it; run: chmod 700 {path}"
+    if why is not None:
+        raise PermissionError(errno.EPERM, why, str(path))
+
+
+def open_own_folder(path: Path) -> int:
+    """The same, opened: what is done by this descriptor is done there, whatever the path leads to by then."""
+    check_own_folder(path, os.lstat(path))
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | PRIVATE)
+    try:
+        check_own_folder(path, os.fstat(descriptor))
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def write_all(descriptor: int, data: bytes) -> None:
