@@ -18,6 +18,8 @@ from ringfence.store import Reader
 from tests import gateways
 from tests.cli.terminals import at_terminal
 
+SHARED = 4242 if os.geteuid() == 0 else next((each for each in os.getgroups() if each != os.getegid()), -1)
+"""A group that is not our own."""
 HEADER = "version: 1\ngateway: {state: ./state}\n"
 # A stdio server whose tools are whatever a file says.
 SERVER = """
@@ -89,6 +91,27 @@ def test_a_link_or_a_folder_of_another_user_is_obeyed_only_by_name(tmp_path: Pat
         os.chown(theirs, 65534, 65534)
         shown = gateways.run("call", "run_code", cwd=theirs)
         assert shown.returncode == 2 and "lies in a folder that belongs to another user" in shown.stderr
+
+
+@pytest.mark.skipif(SHARED == -1, reason="we are in no other group")
+def test_a_folder_that_a_group_may_write_is_obeyed_only_by_name(tmp_path: Path) -> None:
+    """Who may rename in it makes a file of ours the configuration, and writes it if the group may."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    gateways.write(folder, HEADER + "policy: {files: [rules.yaml]}\n")
+    (folder / "rules.yaml").write_text("rules: []\n")
+    assert gateways.run("check", cwd=folder).returncode == 0
+    os.chown(folder, -1, SHARED)
+    for mode, place, file in ((0o2775, folder, "ringfence.yaml"), (0o664, folder / "rules.yaml", "rules.yaml")):
+        os.chown(place, -1, SHARED)
+        before = place.stat().st_mode & 0o7777
+        place.chmod(mode)
+        for verb in (("check",), ("call", "run_code")):
+            shown = gateways.run(*verb, cwd=folder)
+            assert shown.returncode == 2 and f"(chmod g-w {place})" in shown.stderr
+            assert str(folder / file) in shown.stderr and "--config ringfence.yaml" in shown.stderr
+        assert gateways.run("check", "--config", "ringfence.yaml", cwd=folder).returncode == 0
+        place.chmod(before)
 
 
 def test_a_file_that_is_right(tmp_path: Path) -> None:

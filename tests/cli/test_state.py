@@ -15,7 +15,9 @@ import pytest
 
 from ringfence.audit.keys import load_or_create
 from ringfence.core import system
+from ringfence.core.errors import StoreError
 from ringfence.core.model import Json
+from ringfence.packages.cache import PackageCache
 from ringfence.store import Store
 from tests import boxing, gateways, tooling
 from tests.cli.terminals import at_terminal
@@ -71,6 +73,7 @@ def place(state: Path, digest: str) -> Path:
 
 
 def wheel(state: Path, name: str) -> Path:
+    (state / "packages").mkdir(mode=0o700, exist_ok=True)
     folder = state / "packages" / "wheels" / hashlib.sha256(name.encode()).hexdigest()
     folder.mkdir(parents=True)
     (folder / name).write_bytes(b"w" * 500)
@@ -175,7 +178,9 @@ def test_what_can_be_fetched_again_goes_and_nothing_else(state: Path) -> None:
     assert not any(path.exists() for path in (place(state, one), place(state, two), folder))
     left = [path.name for path in (state / "packages").rglob("*")]
     assert sorted(left) == [".lock", "asked"], "what was asked for is forgotten, too"
-    assert {path: data for path, data in contents(state).items() if "/packages/" not in path} == before
+    after = {path: data for path, data in contents(state).items() if "/packages/" not in path}
+    beside = ("-wal", "-shm")  # what SQLite itself puts beside a database that is read
+    assert {path: data for path, data in after.items() if not path.endswith(beside)} == before
     assert told("prune", "--yes", cwd=state.parent)["removed"] == []
     assert fetched(state, "npm", "left-pad") == one, "it can be fetched again"
 
@@ -185,7 +190,7 @@ def test_a_link_in_the_cache_goes_and_what_it_leads_to_stays_as_it_is(state: Pat
     (elsewhere / "shared").mkdir(parents=True)
     (elsewhere / "shared" / "six-1.0-py3-none-any.whl").write_bytes(b"wheel")
     (elsewhere / "shared").chmod(0o2775)
-    (state / "packages").mkdir(exist_ok=True)
+    (state / "packages").mkdir(mode=0o700, exist_ok=True)
     (state / "packages" / "wheels").symlink_to(elsewhere)
     told("prune", "--yes", cwd=state.parent)
     assert not (state / "packages" / "wheels").is_symlink()
@@ -202,6 +207,50 @@ def test_a_folder_that_is_no_state_keeps_what_has_the_names_of_a_cache(tmp_path:
     shown = gateways.run("state", "prune", "--yes", cwd=tmp_path)
     assert shown.returncode == 1 and "is no state folder" in shown.stderr
     assert own.read_text() == "mine"
+
+
+def test_a_cache_that_is_a_link_to_what_is_the_users_own_keeps_it(state: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    for name in ("0" * 64, "wheels", ".new-thing"):
+        (own / name).mkdir(parents=True)
+        (own / name / "data").write_text("mine")
+    own.chmod(0o700)
+    (state / "packages").symlink_to(own)
+    shown = gateways.run("state", "prune", "--yes", cwd=state.parent)
+    assert shown.returncode == 1 and "not a folder of its own" in shown.stderr
+    assert gateways.run("state", cwd=state.parent).returncode == 1
+    with pytest.raises(StoreError, match="not a folder of its own"):
+        PackageCache(state / "packages").staging()
+    assert sorted(path.name for path in own.iterdir()) == [".new-thing", "0" * 64, "wheels"]
+
+
+def test_a_link_that_takes_the_place_of_the_cache_meanwhile_leads_to_nothing(state: Path, tmp_path: Path) -> None:
+    fetched(state, "npm", "left-pad")
+    cache, own = PackageCache(state / "packages"), tmp_path / "own"
+    (entry,) = cache.entries()
+
+    def swapped() -> None:
+        (own / entry.path.name).mkdir(parents=True)
+        (state / "packages").rename(state / "moved")
+        (state / "packages").symlink_to(own)
+
+    assert cache.discard(entry, swapped) is None
+    assert (own / entry.path.name).exists() and not (state / "moved" / entry.path.name).exists()
+    with pytest.raises(OSError, match="not a folder of its own"):
+        cache.discard(entry, lambda: None)
+
+
+@pytest.mark.parametrize("what", ["an empty database", "reachable by others"])
+def test_a_folder_that_a_configuration_passes_off_as_a_state_is_not_pruned(state: Path, what: str) -> None:
+    digest = fetched(state, "npm", "left-pad")
+    if what == "reachable by others":
+        state.chmod(0o755)
+    else:
+        for each in state.glob("ringfence.db*"):
+            each.write_bytes(b"")
+    shown = gateways.run("state", "prune", "--yes", cwd=state.parent)
+    assert shown.returncode == 1 and "is no state folder" in shown.stderr
+    assert place(state, digest).exists()
 
 
 def test_what_a_configuration_wants_stays(state: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import socket
 import ssl
 import stat
@@ -413,13 +415,15 @@ def test_a_folder_on_the_way_that_a_group_can_write_to_is_refused(
 ) -> None:
     shared = tmp_path / "shared"
     (shared / "mine").mkdir(parents=True, mode=0o700)
-    if os.getuid() == 0:
-        os.chown(shared, -1, 4242)
     shared.chmod(0o775)
-    monkeypatch.setattr(os, "getegid", lambda: 4243)
+    others = grp.struct_group(("others", "x", shared.stat().st_gid, []))
+    monkeypatch.setattr(grp, "getgrgid", lambda _: others)
     with pytest.raises(Unavailable, match="a folder of your own"), unix_socket(shared / "mine" / "gateway.sock"):
         pass
-    monkeypatch.setattr(os, "getegid", lambda: shared.stat().st_gid)
+    account = pwd.getpwuid(os.geteuid())
+    group = grp.struct_group((account.pw_name, "x", account.pw_gid, []))
+    monkeypatch.setattr(grp, "getgrgid", lambda _: group)
+    os.chown(shared, -1, account.pw_gid)
     with unix_socket(shared / "mine" / "gateway.sock"):
         pass
 

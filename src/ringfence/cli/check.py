@@ -55,6 +55,8 @@ def check(
     named = file or config_path
     path = _found() if named is None else common.named_config(named)
     settings, problems = _read(path)
+    if named is None and settings is not None:
+        common.obeyed(path, *settings.policy.files)
     told: Json = {"ok": settings is not None, "file": str(path), "problems": problems}
     if not as_json:
         for each in problems:

@@ -52,13 +52,17 @@ def find_config(path: Path | None) -> Path | None:
         found = next((p for p in config.default_paths() if p.is_file()), None)
     except ConfigError as exc:
         fail(str(exc), 2)
-    if found is not None and (whose := config.not_obeyed(found)) is not None:
-        fail(
-            f"{found} {whose}, and what it says would run as you. Look at it, and name it with --config {found.name} if"
-            " it is meant.",
-            2,
-        )
+    if found is not None:
+        obeyed(found, found)
     return found
+
+
+def obeyed(found: Path, *files: Path, option: str = "--config") -> None:
+    """End this command if another user may have written one of the files of a configuration that was only found."""
+    for file in files:
+        if (whose := config.not_obeyed(file)) is not None:
+            text = f"{file} {whose}, and what it says would run as you. Look at it"
+            fail(f"{text}, and name {'it' if file == found else found} with {option} {found.name} if it is meant.", 2)
 
 
 def load(path: Path | None, example: str = "or try without: ringfence serve --demo") -> Config:
@@ -68,9 +72,12 @@ def load(path: Path | None, example: str = "or try without: ringfence serve --de
         text = "There is no ringfence.yaml here. Write one with `ringfence init`, name one with --config FILE,"
         fail(f"{text} {example}", 2)
     try:
-        return config.load(found)
+        settings = config.load(found)
     except ConfigError as exc:
         fail(str(exc), 1)
+    if path is None:
+        obeyed(found, *settings.policy.files)
+    return settings
 
 
 def state_of(path: Path | None, demo: bool) -> Path:

@@ -279,18 +279,18 @@ def prune(
     wanted = WantedTrees.of(folder, config_path)
     going: list[CacheEntry] = []
     left: list[Json] = []
-    for entry in cache.entries():
+    for entry in _entries(cache):
         why = wanted.reason(entry)
         if why is None:
             going.append(entry)
         else:
             left.append({**_described(entry), "why": why})
     removed: list[Json] = []
-    if going and not yes and not _agreed(going):
+    if going and not yes and not _agreed(folder, going):
         common.fail("Nothing was removed.")
     for entry in going:
         about = _described(entry)
-        why = cache.discard(entry, lambda: _keeper(folder))
+        why = _discarded(cache, entry, folder)
         if why is None:
             removed.append(about)
         else:
@@ -306,6 +306,20 @@ def prune(
     print(f"{short_size(freed)} removed." if removed else "There is nothing to remove.")
 
 
+def _entries(cache: PackageCache) -> list[CacheEntry]:
+    try:
+        return list(cache.entries())
+    except OSError as exc:
+        common.fail(f"{exc.filename}: {exc.strerror}; nothing was removed")
+
+
+def _discarded(cache: PackageCache, entry: CacheEntry, folder: Path) -> str | None:
+    try:
+        return cache.discard(entry, lambda: _keeper(folder))
+    except OSError as exc:
+        return f"it cannot be removed: {exc.strerror}"
+
+
 def _check_own(folder: Path) -> None:
     try:
         info = os.stat(folder)
@@ -313,9 +327,15 @@ def _check_own(folder: Path) -> None:
         return
     if system.stranger(info):
         common.fail(f"{folder} belongs to another user (uid {info.st_uid}), who alone may prune it")
-    if (folder / FOLDER).exists() and not (folder / DATABASE).is_file():
-        # A configuration may name any folder, and what lies there may be the user's own.
-        common.fail(f"{folder} is no state folder: there is no {DATABASE} in it; nothing was removed")
+    if not os.path.lexists(folder / FOLDER):
+        return
+    # A configuration may name any folder, and what lies there may be the user's own.
+    if system.open_to_others(info, 0o077):
+        common.fail(f"{folder} is no state folder: others can reach it; nothing was removed")
+    try:
+        Reader.open(folder).close()
+    except StoreError as exc:
+        common.fail(f"{folder} is no state folder: {exc}; nothing was removed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,13 +420,14 @@ def _title(about: Json) -> str:
     return f"{what} ({short_size(about['bytes'])}): {cut(words, _WIDEST)}"
 
 
-def _agreed(going: Sequence[CacheEntry]) -> bool:
+def _agreed(folder: Path, going: Sequence[CacheEntry]) -> bool:
     described = [_described(entry) for entry in going]
     total = short_size(sum(each["bytes"] for each in described))
     shown = "\n".join(f"{MARGIN}{safe(_title(each))}" for each in described)
+    where = f"In {safe(os.path.realpath(folder / FOLDER))}:"
     note = "What another configuration pins is not known here, and has to be fetched again: ringfence init --fetch"
     try:
-        return confirm(f"{shown}\n{note}", f"Remove these, {total} together?")
+        return confirm(f"{where}\n{shown}\n{note}", f"Remove these, {total} together?")
     except Unavailable as exc:
-        print(shown)
+        print(f"{where}\n{shown}")
         raise Unavailable(exc.reason_code, f"{exc}, or read the above and remove it with --yes") from None

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 from contextlib import suppress
 from pathlib import Path
 
 from ringfence.core.errors import ConfigError, Problem
-from ringfence.core.system import open_to_others, stranger
+from ringfence.core.system import open_place
 
 CONFIG_NAME = "ringfence.yaml"
 
@@ -39,21 +38,19 @@ def _named() -> Path | None:
 
 
 def not_obeyed(path: Path) -> str | None:
-    """Why a configuration that was only found, and not named, must not be obeyed: another may have put it there."""
+    """Why a configuration that was only found, and not named, must not be obeyed: another may have put it there. Whose
+    it is does not tell: who may write to its folder can give it the name and, with its group, the text."""
     # Behind sudo stands a user, in whose folders it is used.
     sudo = os.environ.get("SUDO_UID", "")
-    trusted = {0, int(sudo)} if sudo.isdecimal() else {0}
-    # What it names by relative paths lies beside it, so the folder counts as much as the file; and a link as much as
-    # what it leads to.
-    folder = path.parent.stat()
-    for what, info in (("", path.stat()), ("", path.lstat()), ("lies in a folder that ", folder)):
-        if stranger(info) and info.st_uid not in trusted:
-            return f"{what}belongs to another user (uid {info.st_uid})"
-    if open_to_others(path.stat(), 0o002):
-        return "can be written by every user"
-    if open_to_others(folder, 0o002) and not folder.st_mode & stat.S_ISVTX:
-        return "lies in a folder that can be written by every user"
-    return None
+    found = open_place(path, {int(sudo)} if sudo.isdecimal() else ())
+    if found is None:
+        return None
+    place, why = found
+    if place == path:
+        return why
+    if place == path.parent:
+        return f"lies in a folder that {why}"
+    return f"{'lies below' if place in path.parents else 'leads to'} {place}, which {why}"
 
 
 def own_paths() -> tuple[Path, ...]:

@@ -6,11 +6,13 @@ Boxes are Linux's alone; where there can be none, what is said about it is here.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import struct
 import sys
 import time
+from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +20,7 @@ if sys.platform == "win32":
     import msvcrt
 else:
     import fcntl
+    import grp
     import pwd
 
 _NAMES = {"darwin": "macOS", "win32": "Windows"}
@@ -122,6 +125,68 @@ def open_to_others(info: os.stat_result, bits: int) -> int:
     return 0 if sys.platform == "win32" else stat.S_IMODE(info.st_mode) & bits
 
 
+def open_place(path: Path, trusted: Collection[int] = ()) -> tuple[Path, str] | None:
+    """Where and how another user can change what is at a path: in its own place, a folder on the way to it, or a link
+    there; None if none can. Root can, and so may the users of these numbers, besides ours."""
+    if sys.platform == "win32":
+        return None
+    ours = {0, os.geteuid(), *trusted}
+    for place in _way(str(path)):
+        info = os.lstat(place)
+        if info.st_uid not in ours:
+            return Path(place), f"belongs to another user (uid {info.st_uid})"
+        if stat.S_ISLNK(info.st_mode) or (stat.S_ISDIR(info.st_mode) and info.st_mode & stat.S_ISVTX):
+            continue  # in a sticky folder only the owner of a name can replace it
+        if info.st_mode & 0o002:
+            return Path(place), f"can be written by every user (chmod o-w {place})"
+        if info.st_mode & 0o020 and not _is_private_group(place, info.st_gid, ours):
+            return Path(place), f"can be written by the group {_group_name(info.st_gid)} (chmod g-w {place})"
+    return None
+
+
+def _way(path: str) -> Iterator[str]:
+    """All folders and links that the kernel passes, and the end."""
+    found = "/"
+    rest = os.path.abspath(path).strip("/").split("/")
+    yield found
+    for _ in range(1000):
+        if not rest:
+            return
+        part = rest.pop(0)
+        if part in ("", "."):
+            continue
+        step = os.path.dirname(found) if part == ".." else f"{found.rstrip('/')}/{part}"
+        yield step
+        if os.path.islink(step):
+            target = os.readlink(step)
+            found = "/" if target.startswith("/") else found
+            rest = [*target.split("/"), *rest]
+        else:
+            found = step
+
+
+def _is_private_group(place: str, group: int, ours: Collection[int]) -> bool:
+    """Whether the group that may write is the own one of one of these users, and nobody else is in it. With an access
+    list, the bits of the group stand for all whom the list names."""
+    if sys.platform == "win32":
+        return True
+    with contextlib.suppress(KeyError, OSError):
+        if sys.platform == "linux" and "system.posix_acl_access" in os.listxattr(place):
+            return False
+        known = grp.getgrgid(group)
+        accounts = [pwd.getpwuid(each) for each in ours]
+        own = any(each.pw_gid == group and each.pw_name == known.gr_name for each in accounts)
+        return own and set(known.gr_mem) <= {each.pw_name for each in accounts}
+    return False
+
+
+def _group_name(group: int) -> str:
+    if sys.platform != "win32":
+        with contextlib.suppress(KeyError):
+            return grp.getgrgid(group).gr_name
+    return str(group)
+
+
 # ── Files ─────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -174,6 +239,31 @@ def umask() -> int:
                 return int(line.split()[1], 8)
     os.umask(found := os.umask(0o077))
     return found
+
+
+def check_own_folder(path: Path, info: os.stat_result) -> None:
+    """Check that a folder of ours is no link, and that no other user can put anything into it. Raises OSError."""
+    why = None
+    if not stat.S_ISDIR(info.st_mode):
+        why = "it is not a folder of its own; move it away"
+    elif stranger(info):
+        why = f"it belongs to another user (uid {info.st_uid})"
+    elif open_to_others(info, 0o022):
+        why = f"others can write to it; run: chmod 700 {path}"
+    if why is not None:
+        raise PermissionError(errno.EPERM, why, str(path))
+
+
+def open_own_folder(path: Path) -> int:
+    """The same, opened: what is done by this descriptor is done there, whatever the path leads to by then."""
+    check_own_folder(path, os.lstat(path))
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | PRIVATE)
+    try:
+        check_own_folder(path, os.fstat(descriptor))
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def write_all(descriptor: int, data: bytes) -> None:

@@ -353,7 +353,7 @@ def _locked(path: Path) -> Iterator[None]:
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         info = os.fstat(folder)
-        if info.st_uid not in (0, os.geteuid()) or info.st_mode & 0o022 or _open_above(path.parent):
+        if info.st_uid not in (0, os.geteuid()) or info.st_mode & 0o022 or system.open_place(path.parent):
             text = f"others can write to {path.parent}, and could put a socket of theirs in the place of ours"
             raise Unavailable("listen", f"{text}: name a socket in a folder of your own")
         # A file of our own: the folder itself can be locked by every user who may look into it.
@@ -379,25 +379,6 @@ def _own_lock(folder: int, name: str, path: Path) -> int:
         if time.monotonic() > until:
             raise Unavailable("listen", f"another process has locked {path}: end it, or name another socket")
         time.sleep(0.02)
-
-
-def _open_above(path: Path) -> bool:
-    """Whether another user may put something else on the way there: rename a folder, or lead a link elsewhere."""
-    named = path.absolute()
-    links = any(_is_theirs(each.lstat()) for each in (named, *named.parents))
-    folders = (*named.parents, *path.resolve().parents)
-    return links or any(_others_may_rename_in(parent.stat()) for parent in folders)
-
-
-def _is_theirs(info: os.stat_result) -> bool:
-    return info.st_uid not in (0, os.geteuid())
-
-
-def _others_may_rename_in(info: os.stat_result) -> bool:
-    if _is_theirs(info):  # who owns a folder may write to it, whatever its mode is, and sticky means nothing to them
-        return True
-    theirs = info.st_mode & 0o002 or (info.st_mode & 0o020 and info.st_gid not in (0, os.getegid()))
-    return bool(theirs) and not info.st_mode & stat.S_ISVTX
 
 
 def _clear(path: Path) -> None:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ringfence.core import canonical, system
-from ringfence.core.errors import Unavailable
+from ringfence.core.errors import StoreError, Unavailable
 from ringfence.core.record import dataclass
 
 AT = "/packages"
@@ -36,6 +36,8 @@ _MOST_MANIFEST_BYTES = 64 * 1024 * 1024
 _CHUNK = 1024 * 1024
 _ABANDONED_SECONDS = 86_400
 _LOCK = ".lock"
+_LOCK_FLAGS = os.O_RDWR | os.O_CREAT | system.PRIVATE
+_MOST_ASKED_BYTES = 1000
 _PREPARING = 0
 _WHEELS = 1
 _FIRST_TREE = 2
@@ -92,6 +94,7 @@ class PackageCache:
     def staging(self) -> Path:
         """A new folder beside the trees, to prepare one in."""
         _private(self._folder)
+        self._check()
         _hold(self._folder, _PREPARING)
         _sweep(self._folder)
         path = self._folder / f".new-{secrets.token_hex(8)}"
@@ -181,7 +184,10 @@ class PackageCache:
 
     def entries(self) -> Iterator[CacheEntry]:
         """Everything in the cache, as its names say. Raises OSError."""
-        for path in sorted(self._folder.iterdir()) if self._folder.is_dir() else []:
+        if not os.path.lexists(self._folder):
+            return
+        system.check_own_folder(self._folder, os.lstat(self._folder))
+        for path in sorted(self._folder.iterdir()):
             if path.name == "wheels":
                 yield CacheEntry(path, "wheels", _about_wheels(path))
             elif path.name.startswith((".new-", ".old-")):
@@ -192,28 +198,19 @@ class PackageCache:
     def discard(self, entry: CacheEntry, in_use: Callable[[], str | None]) -> str | None:
         """Remove an entry, unless a process uses it: then, why it is left. `in_use` says who else uses trees, and is
         asked when no other process can begin to. Raises OSError."""
-        descriptor = _opened_lock(self._folder)
-        gone = self._folder / f".old-{secrets.token_hex(8)}"
+        # By its descriptor: whoever wrote the state may have put links where the cache has folders.
+        folder = system.open_own_folder(self._folder)
         try:
-            if not system.take_byte(descriptor, _byte_of(entry)):
-                return "a process uses it" if system.no_boxes() is None else "who uses it is known on Linux alone"
-            if entry.kind in ("npm", "pypi", "image") and (why := in_use()) is not None:
-                return why
-            # From now on it is not found, however long its removal takes and however that ends.
-            with suppress(FileNotFoundError):
-                os.rename(entry.path, gone)
-                self._forget(entry.digest)
+            return _discarded(folder, entry, in_use)
         finally:
-            os.close(descriptor)
-        _remove(gone)
-        return None
+            os.close(folder)
 
-    def _forget(self, digest: str) -> None:
-        """Forget which requests resulted in this tree, if it is one."""
-        for path in (self._folder / "asked").glob("*") if digest else ():
-            with suppress(OSError):
-                if path.read_text(encoding="ascii", errors="replace").strip() == digest:
-                    path.unlink()
+    def _check(self) -> None:
+        """Raises StoreError if we would write, and remove what is old, in a folder that is not the cache's own."""
+        try:
+            system.check_own_folder(self._folder, os.lstat(self._folder))
+        except OSError as exc:
+            raise StoreError(f"the cache of packages {self._folder} cannot be used: {exc.strerror}") from None
 
     def _asked(self, wanted: Any) -> Path:
         return self._folder / "asked" / canonical.digest(wanted).removeprefix("sha256:")
@@ -277,7 +274,7 @@ def _byte_of(entry: CacheEntry) -> int:
 
 
 def _opened_lock(folder: Path) -> int:
-    return os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | system.PRIVATE, 0o600)
+    return os.open(folder / _LOCK, _LOCK_FLAGS, 0o600)
 
 
 def _hold(folder: Path, at: int) -> None:
@@ -300,19 +297,61 @@ def _is_same(descriptor: int, path: Path) -> bool:
         return False
 
 
-def _remove(folder: Path) -> None:
+def _discarded(folder: int, entry: CacheEntry, in_use: Callable[[], str | None]) -> str | None:
+    descriptor = os.open(_LOCK, _LOCK_FLAGS, 0o600, dir_fd=folder)
+    gone = f".old-{secrets.token_hex(8)}"
+    try:
+        if not system.take_byte(descriptor, _byte_of(entry)):
+            return "a process uses it" if system.no_boxes() is None else "who uses it is known on Linux alone"
+        if entry.kind in ("npm", "pypi", "image") and (why := in_use()) is not None:
+            return why
+        # From now on it is not found, however long its removal takes and however that ends.
+        with suppress(FileNotFoundError):
+            os.rename(entry.path.name, gone, src_dir_fd=folder, dst_dir_fd=folder)
+            if entry.digest:
+                _forget(folder, entry.digest)
+    finally:
+        os.close(descriptor)
+    _remove(folder, gone)
+    return None
+
+
+def _forget(folder: int, digest: str) -> None:
+    """Forget which requests resulted in this tree."""
+    with suppress(OSError):
+        asked = os.open("asked", os.O_RDONLY | os.O_DIRECTORY | system.PRIVATE, dir_fd=folder)
+        try:
+            for name in os.listdir(asked):
+                with suppress(OSError):
+                    flags = os.O_RDONLY | system.PRIVATE | system.UNHURRIED
+                    with open(os.open(name, flags, dir_fd=asked), "rb") as file:
+                        same = file.read(_MOST_ASKED_BYTES).strip() == digest.encode()
+                    if same:
+                        os.unlink(name, dir_fd=asked)
+        finally:
+            os.close(asked)
+
+
+def _remove(folder: int, name: str) -> None:
     """Trees may have folders that we cannot write to. Where there is a link instead of one, the link goes alone: what
     it leads to is somebody's own."""
-    if folder.is_symlink():
-        folder.unlink(missing_ok=True)
-        return
-    for root, folders, _ in os.walk(folder):
-        for each in folders:
-            with suppress(OSError):
-                path = os.path.join(root, each)
-                if not os.path.islink(path):
-                    os.chmod(path, 0o700)
-    shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):
+        if not stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            os.unlink(name, dir_fd=folder)
+            return
+        for _, folders, _, at in os.fwalk(name, dir_fd=folder):
+            for each in folders:
+                with suppress(OSError):
+                    _open_up(each, at)
+    shutil.rmtree(name, ignore_errors=True, dir_fd=folder)
+
+
+def _open_up(name: str, at: int) -> None:
+    opened = os.open(name, os.O_PATH | os.O_DIRECTORY | system.PRIVATE, dir_fd=at)
+    try:
+        os.chmod(f"/proc/self/fd/{opened}", 0o700)
+    finally:
+        os.close(opened)
 
 
 def folder_of(state: Path, digest: str) -> Path:

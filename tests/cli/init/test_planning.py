@@ -49,6 +49,19 @@ def test_a_folder_with_credentials_is_not_mounted(path: str) -> None:
     assert any("unsafe: REASON" in remark for remark in plan.remarks)
 
 
+def test_what_a_box_will_see_outside_of_the_project_is_shown(tmp_path: Path) -> None:
+    project, modules = tmp_path / "project", tmp_path / "node_modules"
+    for server in (project / "bin" / "server", modules / "a" / "index.js"):
+        server.parent.mkdir(parents=True)
+        server.write_text("#!/bin/sh\n")
+        server.chmod(0o755)
+    (project / "modules").symlink_to(modules)
+    seen = "\n".join(takeover._shown(one({"command": str(modules / "a" / "index.js")}, project)))
+    assert f"  sees     {modules} (read-only, because its command needs it)" in seen
+    for command in ("./bin/server", "./modules/a/index.js"):
+        assert "because its command" not in "\n".join(takeover._shown(one({"command": command}, project)))
+
+
 def test_a_link_of_a_project_that_leads_out_of_it_is_not_mounted(tmp_path: Path) -> None:
     private, project = tmp_path / "private", tmp_path / "project"
     (project / "inside").mkdir(parents=True)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from ringfence.core.box import Mount
-from ringfence.sandbox.servers.resolve import Hidden, ResolvedCommand, resolve, resolve_in_image
+from ringfence.sandbox.servers.provenance import Hidden
+from ringfence.sandbox.servers.resolve import ResolvedCommand, resolve, resolve_in_image
 
 
 def program(path: Path, text: str = "#!/bin/sh\n") -> Path:
@@ -46,6 +47,7 @@ def test_a_virtual_environment_its_python_and_what_it_refers_to(tmp_path: Path) 
     program(base / "bin" / "python3", "")
     program(base / "lib" / "python3.13" / "os.py", "")
     source.mkdir()
+    (tmp_path / "pyproject.toml").touch()
     (environment / "bin").mkdir(parents=True)
     (environment / "bin" / "python").symlink_to(base / "bin" / "python3")
     (environment / "pyvenv.cfg").write_text(f"home = {base}/bin\nversion = 3.13\n")
@@ -86,7 +88,127 @@ def test_a_script_is_no_link_to_whatever_lies_elsewhere(tmp_path: Path) -> None:
     assert found("sh", "own.js", cwd=repository).trees == {str(repository)}
     installed = program(tmp_path / "lib" / "node_modules" / "server" / "cli.js", "")
     (repository / "cli").symlink_to(installed)
-    assert str(tmp_path / "lib" / "node_modules") in found("sh", repository / "cli").trees
+    with pytest.raises(ValueError, match="name that file itself"):
+        found("sh", repository / "cli")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "cli").symlink_to(installed)
+    assert str(tmp_path / "lib" / "node_modules") in found("sh", tmp_path / "bin" / "cli").trees, "one prefix has both"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A stranger's, beside what is the user's."""
+    program(tmp_path / "own" / "bin" / "tool", "")
+    (tmp_path / "own" / "lib").mkdir()
+    (tmp_path / "own" / "notes.txt").write_text("private")
+    program(tmp_path / "own" / "node_modules" / "a" / "index.js", "")
+    (tmp_path / "src" / "project").mkdir(parents=True)
+    return tmp_path / "src" / "project"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "/usr/bin/env -S -u ../../own/bin/tool sh",
+        "/usr/bin/env -S -u tool sh",
+        "/usr/bin/env -C ../../own sh",
+        "/usr/bin/env -S ../../own/bin/tool",
+        "/usr/bin/env",
+        "../../own/bin/tool",
+        "../../own/notes.txt",
+        "../../own/node_modules/a/index.js",
+        "{own}/bin/tool",
+        "/proc/self/cwd/{own}/bin/tool",
+        "inward/bin/tool",
+    ],
+)
+def test_a_script_says_nothing_of_what_is_shown_outside_of_its_folder(project: Path, line: str) -> None:
+    own = project.parent.parent / "own"
+    (project / "inward").symlink_to(own)
+    server = program(project / "server", f"#!{line.format(own=own)}\n")
+    for word in ("./server", str(server)):
+        with pytest.raises(ValueError, match=r"not shown because a file says so|are understood|no program|executable"):
+            found(word, cwd=project)
+
+
+@pytest.mark.parametrize("word", ["./link", "./node_modules/a/index.js", "./inward/bin/tool", "./further"])
+def test_a_link_says_nothing_of_what_is_shown_outside_of_its_folder(project: Path, word: str) -> None:
+    own = project.parent.parent / "own"
+    (project / "link").symlink_to("../../own/bin/tool")
+    (project / "further").symlink_to("link")
+    (project / "node_modules").symlink_to("../../own/node_modules")
+    (project / "inward").symlink_to(own)
+    for named in (word, str(project / word)):
+        for command in ([named], ["sh", named]):
+            for cwd in (project, project.parent, "/"):
+                if cwd == project or named.startswith("/"):
+                    with pytest.raises(ValueError, match="name that file itself"):
+                        found(*command, cwd=cwd)
+    (project / "module").symlink_to(own)
+    with pytest.raises(ValueError, match="name that file itself"):
+        found("python3", "-m", "module", cwd=project)
+
+
+def test_a_project_says_nothing_of_its_neighbours(project: Path) -> None:
+    """By being an environment as a whole, by the name of a version, by having no package.json of its own."""
+    own = project.parent.parent / "own"
+    packages = project / "lib" / "python3.13" / "site-packages"
+    packages.mkdir(parents=True)
+    (project / "pyvenv.cfg").touch()
+    (packages / "a.pth").write_text(f"{project.parent}\n{own}\n/proc/self/cwd\n")
+    assert found(program(project / "bin" / "server")).trees == {str(project)}
+    shims = program(own.parent / "pyenv" / "shims" / "tool").parent
+    (project / ".python-version").write_text("../../own\n")
+    with pytest.raises(ValueError, match="shim"):
+        found("tool", cwd=project, path=str(shims))
+    plain = project.parent / "plain"
+    program(plain / "server.js", "")
+    (plain / ".git").mkdir()
+    (project.parent / "package.json").touch()
+    assert found("sh", plain / "server.js").trees == {str(plain)}
+
+
+def test_what_could_hold_credentials_is_not_shown_as_a_single_file_either(project: Path) -> None:
+    key = program(project / "key", "")
+    with pytest.raises(ValueError, match="holds keys"):
+        found(key, private=str(key))
+    with pytest.raises(ValueError, match="what no box sees"):
+        found(key, apart=key)
+    (project / "link").symlink_to("key")
+    with pytest.raises(ValueError, match="not shown"):
+        found("sh", project / "link", apart=key)
+
+
+def test_what_the_user_installed_is_found_over_links_and_first_lines(tmp_path: Path) -> None:
+    python = program(tmp_path / "python" / "bin" / "python3.13", "")
+    program(tmp_path / "python" / "lib" / "python3.13" / "os.py", "")
+    environment = tmp_path / "tools" / "server"
+    (environment / "bin").mkdir(parents=True)
+    (environment / "pyvenv.cfg").touch()
+    (environment / "bin" / "python").symlink_to(python)
+    script = program(environment / "bin" / "server", f"#!{environment}/bin/python\n")
+    path = tmp_path / "home" / "bin"
+    path.mkdir(parents=True)
+    (path / "server").symlink_to(script)
+    wanted = {str(environment), str(tmp_path / "python")}
+    assert found("server", path=str(path)).trees == wanted
+    assert found(path / "server", path=str(path), cwd=tmp_path / "x").trees == wanted
+    with pytest.raises(ValueError, match="name that file itself"):
+        found("server", path=str(path), cwd=path.parent)
+    tool = program(tmp_path / "project" / "tool", "#!/usr/bin/env -S A=b server --flag\n")
+    assert found(tool, path=str(path)).trees == wanted
+    (tmp_path / "home" / "project").symlink_to(tmp_path / "project")
+    tool.write_text("")
+    assert found(tmp_path / "home" / "project" / "tool", private=str(tmp_path / "home")).sees(str(tool))
+
+
+def test_what_the_operator_mounts_may_be_named_by_files(project: Path) -> None:
+    own = project.parent.parent / "own"
+    server = program(project / "server", f"#!{own}/bin/tool\n")
+    (project / "link.js").symlink_to(own / "notes.txt")
+    mounts = (Mount(str(own), str(own)),)
+    assert found(server, mounts=mounts).mounts == (Mount(str(server), str(server)),)
+    assert str(project) in found("sh", project / "link.js", mounts=mounts).trees
 
 
 def test_node_modules_from_the_outermost(tmp_path: Path) -> None:

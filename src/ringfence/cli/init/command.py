@@ -20,7 +20,9 @@ from ringfence.core.errors import ConfigError, RingfenceError, Unavailable
 _From = typer.Option(
     None, "--from", metavar="FILE", help="A client's file: .mcp.json, claude_desktop_config.json or mcp.json."
 )
-_Output = typer.Option(Path("ringfence.yaml"), "--output", metavar="FILE", help="The configuration to write.")
+_Output = typer.Option(
+    None, "--output", metavar="FILE", help="The configuration to read or write. Default: ringfence.yaml."
+)
 _Yes = typer.Option(None, "--yes", metavar="NAME", help="A server to accept without a question. May be repeated.")
 _Plain = typer.Option(
     None, "--plain", metavar="VARIABLE", help="A variable that is not a secret: its value is copied. May be repeated."
@@ -41,7 +43,7 @@ _NO_BOX = 125
 
 def init(
     source: Path | None = _From,
-    output: Path = _Output,
+    given: Path | None = _Output,
     yes: list[str] | None = _Yes,
     plain: list[str] | None = _Plain,
     replace: bool = _Replace,
@@ -67,9 +69,11 @@ def init(
     """
     if (source is not None or learn is not None or fetch) and (why := system.no_boxes()) is not None:
         common.fail(f"ringfence: {why}", _NO_BOX)
+    output = given or Path("ringfence.yaml")
     if learn is not None:
         if source is not None or yes or plain or scripts or fetch:
             common.fail("--learn goes only with --output, --call, --grant and --replace", 2)
+        _obeyed(given)
         _learn(output, learn, call or [], frozenset(grant or ()), replace)
         return
     if call or grant:
@@ -79,6 +83,7 @@ def init(
     if fetch:
         if source is not None or replace:
             common.fail("--fetch goes only with --output", 2)
+        _obeyed(given)
         _fetch(output)
         return
     _may_write(output, replace)
@@ -99,6 +104,13 @@ def _take(source: Path, output: Path, yes: frozenset[str], plain: frozenset[str]
         common.fail(str(exc), 1)
     _write(output, taken.text)
     takeover.report(taken, output)
+
+
+def _obeyed(given: Path | None) -> None:
+    """What was only found in this folder may be another user's."""
+    found = Path("ringfence.yaml").absolute()
+    if given is None and found.is_file():
+        common.obeyed(found, found, option="--output")
 
 
 def _fetch(path: Path) -> None:

@@ -32,7 +32,8 @@ from ringfence.packages.images import manifests
 from ringfence.packages.images.references import Reference
 from ringfence.packages.images.rootfs import program
 from ringfence.sandbox.process import mounting
-from ringfence.sandbox.servers.resolve import Hidden, resolve
+from ringfence.sandbox.servers.provenance import Hidden
+from ringfence.sandbox.servers.resolve import ResolvedCommand, resolve
 
 _NPM = re.compile(r"(@[a-z0-9~_.-]+/)?[a-z0-9~_.-]+(@[A-Za-z0-9^~<>=*.+_-]+)?", re.IGNORECASE)
 _PYPI = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9._,-]+\])?((==|@)[A-Za-z0-9.+!_-]+)?")
@@ -56,6 +57,8 @@ class ServerPlan:
     keys: dict[str, Any] = field(default_factory=dict)
     runner: Runner | None = None
     remarks: list[str] = field(default_factory=list)
+    found: list[str] = field(default_factory=list)
+    """What its box sees of the host outside of the project, because its command needs it."""
     problem: str | None = None
     """Why it is left out."""
     failure: RingfenceError | None = None
@@ -246,7 +249,11 @@ class Planner:
     def _mounts(self, plan: ServerPlan, named: list[str]) -> Iterator[dict[str, str]]:
         """Mounts for the files and folders of the host that the arguments name, read-only."""
         seen: set[str] = set()
-        shown = _shown_anyway(plan)
+        base = self._base()
+        needed = _needed(plan)
+        shown = [*needed.trees, *needed.files]
+        project = os.path.realpath(base)
+        plan.found = sorted(each for each in {*needed.trees, *needed.files.values()} if not within(each, project))
         for word in named:
             value = word.partition("=")[2] if word.startswith("-") else word
             if not os.path.isabs(value) or value in seen or not _exists(value):
@@ -345,16 +352,15 @@ def _store(server: ClientServer) -> KnownStore | None:
     return keeping.known(server.command if server.container is None else (), packages)
 
 
-def _shown_anyway(plan: ServerPlan) -> list[str]:
-    """What the box of a command sees of the host in any case, because the command needs it."""
+def _needed(plan: ServerPlan) -> ResolvedCommand:
+    """What the box of a command sees of the host in any case."""
     command = plan.keys.get("command")
     if command is None:
-        return []
+        return ResolvedCommand()
     try:
-        found = resolve(command, paths.process_environment(), plan.keys.get("cwd", "/"), Hidden(touches_credentials))
+        return resolve(command, paths.process_environment(), plan.keys.get("cwd", "/"), Hidden(touches_credentials))
     except ValueError:  # it cannot be started, and starting it will report that
-        return []
-    return [*found.trees, *found.files]
+        return ResolvedCommand()
 
 
 def _leads_out(path: str, project: Path) -> str | None:

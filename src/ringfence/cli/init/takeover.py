@@ -184,6 +184,8 @@ def _shown(plan: ServerPlan) -> Iterator[str]:
         if setting.kind == "hidden" and setting.name in plan.variables:
             value = f"(not copied; taken from your variable {safe(plan.variables[setting.name])} if it is set)"
         yield f"  with     {safe(setting.name)}: {value}"
+    for path in plan.found:
+        yield f"  sees     {safe(path)} (read-only, because its command needs it)"
     for mount in plan.keys.get("mounts", []):
         yield f"  sees     {safe(mount['host'])} (read-only)"
     for volume in plan.keys.get("volumes", []):

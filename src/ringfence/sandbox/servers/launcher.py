@@ -26,7 +26,8 @@ from ringfence.core.sessions import Command, CommandRequest, Owner, SessionBacke
 from ringfence.sandbox.files import guarded
 from ringfence.sandbox.files.blobstore import owner_folder, private_folder
 from ringfence.sandbox.servers.boxed_server import BoxedServer, SessionServer
-from ringfence.sandbox.servers.resolve import Hidden, ResolvedCommand, resolve, resolve_in_image
+from ringfence.sandbox.servers.provenance import Hidden
+from ringfence.sandbox.servers.resolve import ResolvedCommand, resolve, resolve_in_image
 
 if TYPE_CHECKING:
     from ringfence.sandbox.sessions.service import SessionService

@@ -8,11 +8,11 @@
 5. The script that an interpreter is given: as above, else the folder of its npm package (`package.json`), else the
    folder that it lies in; with `-m`, the working folder where that holds the module.
 
-Files of a project may be anyone's, so what they name outside of it is not shown: no folder of a `.pth` file, no home
-of an environment that holds no Python, no script behind a link.
+Files of a project may be anyone's, so what they name is shown only where `provenance` lets it be: links, interpreters,
+the folders of `.pth` files, the home of an environment.
 
-Nothing that could hold credentials is ever found this way: then the file alone is shown. PATH in the box is PATH here,
-without the folders that the box does not see.
+Nothing that could hold credentials is ever found this way: of a folder around some, the file alone is shown, and what
+is itself among them is refused. PATH in the box is PATH here, without the folders that the box does not see.
 """
 
 from __future__ import annotations
@@ -25,9 +25,20 @@ from pathlib import Path
 
 from ringfence.core.box import Mount, within
 from ringfence.core.record import dataclass
+from ringfence.sandbox.servers.provenance import (
+    DEFAULT_PATH,
+    SYSTEM,
+    Hidden,
+    Provenance,
+    environment_of,
+    is_program,
+    is_system,
+    outermost,
+    prefix_of,
+    python_of,
+    upwards,
+)
 
-_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _INTERPRETERS = ("python", "node", "nodejs", "deno", "bun", "ruby", "perl", "sh", "bash", "dash")
 _VALUED = {"-m": 1, "-c": 1, "-e": 1, "--eval": 1, "-p": 1, "-W": 1, "-X": 1, "-r": 1, "--require": 1, "--import": 1}
 """Options of interpreters that take a word; the first five run something that is no file."""
@@ -35,6 +46,7 @@ _LOADED_FROM = ("PYTHONPATH", "NODE_PATH", "PERL5LIB", "RUBYLIB", "LD_LIBRARY_PA
 """Variables that name folders or files which code is loaded from."""
 _COVERED = ("/workspace", "/tmp", "/var/tmp", "/dev", "/proc")  # noqa: S108 - as they are called in a box
 """Paths of an image that a box replaces by its own."""
+_ENV = ("/usr/bin/env", "/bin/env")
 _MOST_BESIDE = 100
 _DEEPEST = 8
 """A limit for links and scripts that lead to each other."""
@@ -57,17 +69,7 @@ class ResolvedCommand:
 
     def sees(self, path: str) -> bool:
         """Whether the box has it, under this name."""
-        return any(within(path, root) for root in (*_SYSTEM, *self.trees, *self.files))
-
-
-@dataclass(frozen=True, slots=True)
-class Hidden:
-    """What of the host is not shown to a box because a program lies beside it."""
-
-    private: Callable[[str], str | None]
-    """Says what credentials a folder holds: such a folder is not shown at all."""
-    apart: tuple[str, ...] = ()
-    """Folders and files of ours, by their real paths: what lies around one is shown without it."""
+        return any(within(path, root) for root in (*SYSTEM, *self.trees, *self.files))
 
 
 def resolve(
@@ -78,7 +80,7 @@ def resolve(
     mounts: Sequence[Mount] = (),
 ) -> ResolvedCommand:
     """Raises ValueError where there is no such program."""
-    search = _Search(environment.get("PATH") or _DEFAULT_PATH, cwd, hidden)
+    search = _Search(environment.get("PATH") or DEFAULT_PATH, cwd, hidden, mounts)
     mounted = next((mount for mount in mounts if within(command[0], mount.at)), None)
     if mounted is None:
         return search.run(tuple(command))
@@ -92,7 +94,7 @@ def code_of(
     found is left out. `environment` may name folders that interpreters load code from."""
     found: list[str] = []
     try:
-        resolved = resolve(command, environment, cwd, Hidden(lambda _: None), mounts)
+        resolved = resolve(command, environment, cwd, Hidden(None), mounts)
         found += (*resolved.trees, *resolved.files.values())
     except (ValueError, OSError):  # it cannot be started, and starting it will report that
         pass
@@ -104,7 +106,7 @@ def code_of(
     for path in (os.path.join(cwd, each) for each in named if "/" in each or os.path.exists(os.path.join(cwd, each))):
         mount = next((each for each in mounts if within(os.path.normpath(path), each.at)), None)
         on_host = path if mount is None else mount.host + os.path.normpath(path).removeprefix(mount.at)
-        if not _is_system(on_host):
+        if not is_system(on_host):
             found.append(on_host)
     return tuple(dict.fromkeys(map(os.path.realpath, found)))
 
@@ -112,7 +114,7 @@ def code_of(
 def is_installed(folder: str) -> bool:
     """Whether a folder holds installed code and nothing else: then all below it is loaded by its own rules."""
     real = os.path.realpath(folder)
-    return _outermost(real, "node_modules") is not None or _environment_of(f"{real}/bin") is not None
+    return outermost(real, "node_modules") is not None or environment_of(f"{real}/bin") is not None
 
 
 def resolve_in_image(
@@ -124,7 +126,7 @@ def resolve_in_image(
     hidden = next((each for each in _COVERED if within(program, each)), None)
     if hidden is not None and not any(within(program, mount.at) for mount in mounts):
         raise ValueError(f"the image has its program at {program}, and {hidden} of a box is its own")
-    found = ResolvedCommand(tuple(command), path=_DEFAULT_PATH)
+    found = ResolvedCommand(tuple(command), path=DEFAULT_PATH)
     if cwd is not None and not any(within(cwd, each) for each in _COVERED) and _may_be_in(root, cwd):
         found.cwd = cwd
     return found
@@ -141,17 +143,19 @@ def _may_be_in(root: str, path: str) -> bool:
 
 
 class _Search:
-    def __init__(self, path: str, cwd: str, hidden: Hidden) -> None:
+    def __init__(self, path: str, cwd: str, hidden: Hidden, mounts: Sequence[Mount]) -> None:
         self._path = path
         self._cwd = cwd
-        self._private = hidden.private
+        self._hidden = hidden
         self._apart = hidden.apart
+        self._provenance = Provenance(path, cwd, hidden, mounts)
         self._partly: set[str] = set()
         self._found = ResolvedCommand()
 
     def run(self, command: tuple[str, ...]) -> ResolvedCommand:
         program = self._program(command[0])
         found = self._found
+        self._provenance.named(program)
         self._around(program, 0)
         place: int | None = None
         if os.path.basename(os.path.realpath(program)).rstrip("0123456789.") in _INTERPRETERS:
@@ -162,7 +166,7 @@ class _Search:
             found.argv = (os.path.realpath(program), *command[1:])
         folders = [folder for folder in self._path.split(":") if os.path.isabs(folder) and found.sees(folder)]
         folders += [os.path.dirname(each) for each in (program, *found.files) if found.sees(os.path.dirname(each))]
-        found.path = ":".join(dict.fromkeys((*folders, *_DEFAULT_PATH.split(":"))))
+        found.path = ":".join(dict.fromkeys((*folders, *DEFAULT_PATH.split(":"))))
         if any(within(self._cwd, root) for root in found.trees) or self._cwd in self._partly:
             found.cwd = self._cwd
         elif place is not None:
@@ -173,20 +177,19 @@ class _Search:
 
     def run_mounted(self, command: tuple[str, ...], mount: Mount) -> ResolvedCommand:
         """Resolve a program that lies in a mount: only its interpreter has to be found."""
-        words = _shebang(mount.host + command[0].removeprefix(mount.at))
-        if words:
-            self._interpreter(words, 0)
+        self._interpreter(mount.host + command[0].removeprefix(mount.at), 0)
         found = self._found
         self._drop_nested()
         found.argv = command
-        found.path = _DEFAULT_PATH
+        found.path = DEFAULT_PATH
         return found
 
     def _program(self, word: str) -> str:
         if "/" in word:
             program = os.path.normpath(os.path.join(self._cwd, word))
-            if not os.path.isfile(program):
-                raise ValueError(f"there is no program {program}")
+            if not is_program(program):
+                what = f"{program} is not executable" if os.path.isfile(program) else f"there is no program {program}"
+                raise ValueError(what)
             return program
         found = shutil.which(word, path=self._path)
         if found is None:
@@ -195,52 +198,60 @@ class _Search:
 
     # ── What lies around a file ──
 
-    def _around(self, file: str, depth: int) -> None:
-        """Find what it takes to run or load this file."""
+    def _around(self, file: str, depth: int, by: str | None = None) -> None:
+        """Find what it takes to run this program. `by`: the script that named it."""
         if depth > _DEEPEST:
             raise ValueError(f"{file} leads round in a circle")
         real = os.path.realpath(file)
-        for each in dict.fromkeys((file, real)):
-            if not _is_system(each):
-                self._show_around(each)
-        words = _shebang(real)
-        if words:
-            self._interpreter(words, depth)
+        if not self._provenance.is_mounted(file):
+            for each in dict.fromkeys((file, real)):
+                if not is_system(each):
+                    self._show_around(each, by)
+        self._interpreter(real, depth)
 
-    def _interpreter(self, words: list[str], depth: int) -> None:
+    def _interpreter(self, script: str, depth: int) -> None:
         """The interpreter of `#!/path/to/it`, or `#!/usr/bin/env it`."""
-        if os.path.basename(words[0]) == "env":
-            names = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
-            words = names or words
+        words = _shebang(script)
+        if not words:
+            return
+        word = words[0] if words[0] not in _ENV else _of_env(words[1:])
         try:
-            self._around(self._program(words[0]), depth + 1)
+            program = self._program(word)
         except ValueError as exc:
             raise ValueError(f"{exc}, which a script begins with") from None
+        if "/" in word:
+            self._provenance.said(script, program)
+        else:
+            self._provenance.named(program)
+        self._around(program, depth + 1, script)
 
-    def _show_around(self, file: str) -> None:
-        folder = os.path.dirname(file)
-        modules = _outermost(file, "node_modules")
-        environment = _environment_of(file)
+    def _show_around(self, file: str, by: str | None = None) -> None:
+        modules = outermost(file, "node_modules")
+        environment = environment_of(file)
+        prefix = prefix_of(file)
         if modules is not None:
             self._show(modules, file)
         elif environment is not None:
             self._show(environment, file)
-            self._behind(environment)
-        elif os.path.basename(folder) in ("bin", "sbin") and os.path.isdir(f"{os.path.dirname(folder)}/lib"):
-            self._show(os.path.dirname(folder), file)
+            self._behind(environment, by)
+        elif prefix is not None:
+            self._show(prefix, file)
         else:
             self._show_file(file)
 
-    def _behind(self, environment: str) -> None:
-        """The Python that a virtual environment was made from, and what was installed in it by reference."""
+    def _behind(self, environment: str, by: str | None) -> None:
+        """The Python that a virtual environment was made from, and what of its project is installed in it by reference.
+        `by`: the script that led to it."""
         for line in _lines(Path(environment, "pyvenv.cfg")):
             name, _, value = line.partition("=")
             home = value.strip()
-            if name.strip() == "home" and os.path.isabs(home) and not _is_system(home):
-                prefix = os.path.dirname(os.path.realpath(home))
-                if sorted(Path(prefix).glob("lib/python3*/os.py")):
+            if name.strip() == "home" and os.path.isabs(home) and not is_system(home):
+                prefix = python_of(f"{os.path.realpath(home)}/python")
+                if prefix is not None:
                     self._show(prefix, prefix)
         project = os.path.dirname(os.path.realpath(environment))
+        if not self._provenance.refers_to_its_project(project, by):
+            return
         for pointer in sorted(Path(environment).glob("lib/python3*/site-packages/*.pth")):
             for line in _lines(pointer):
                 folder = line.strip()
@@ -253,44 +264,41 @@ class _Search:
         if index is None:
             return None
         script = os.path.normpath(os.path.join(self._cwd, words[index]))
-        self._check_link(words[index], script)
-        for each in dict.fromkeys((script, os.path.realpath(script))):
-            if os.path.exists(each) and not _is_system(each):
-                self._show_source(each)
-        return index if os.path.exists(script) else None
-
-    def _check_link(self, word: str, script: str) -> None:
-        """A link may lead to installed code, else only within the folder that it is named from. Raises ValueError."""
+        if self._provenance.is_mounted(script):
+            return index
+        if not os.path.exists(script):
+            return None
+        self._provenance.named(script)
         real = os.path.realpath(script)
-        inside = not os.path.isabs(word) and within(script, self._cwd)
-        anchor = os.path.realpath(self._cwd if inside else os.path.dirname(script))
-        if within(real, anchor) or _is_system(real) or not os.path.exists(real):
-            return
-        if _outermost(real, "node_modules") is None and _environment_of(real) is None:
-            raise ValueError(f"{script} is a link that leads to {real}: name that file itself")
+        if not is_system(script):
+            self._show_source(script)
+        if real != script and not is_system(real):
+            # Beside a program of PATH lie others, which are none of its.
+            (self._show_around if self._provenance.is_listed(real) else self._show_source)(real)
+        return index
 
     def _module(self, name: str) -> None:
         top = os.path.join(self._cwd, name.partition(".")[0])
-        if os.path.isdir(top) or os.path.isfile(f"{top}.py"):
-            self._show(self._cwd, top if os.path.isdir(top) else f"{top}.py")
+        file = top if os.path.isdir(top) else f"{top}.py"
+        if os.path.exists(file):
+            self._provenance.named(file)
+            self._show(self._cwd, file)
 
     def _show_source(self, script: str) -> None:
-        modules = _outermost(script, "node_modules")
-        environment = _environment_of(script)
-        if modules is not None or environment is not None:
+        if outermost(script, "node_modules") is not None or environment_of(script) is not None:
             self._show_around(script)
             return
         folder = script if os.path.isdir(script) else os.path.dirname(script)
         # Beside a package's own files lies what it was installed with.
-        package = next((each for each in _upwards(folder) if os.path.isfile(f"{each}/package.json")), None)
-        self._show(package if package is not None and not self._private(package) else folder, script)
+        package = _package_of(folder)
+        self._show(package if package is not None and self._hidden.holds(package) is None else folder, script)
 
     # ── What the box is to see ──
 
     def _show(self, folder: str, file: str) -> None:
         """Show a folder; where it holds something private, show the file alone."""
         real = os.path.realpath(folder)
-        if real == "/" or self._private(real) is not None or any(within(real, each) for each in self._apart):
+        if real == "/" or self._hidden.holds(real) is not None or any(within(real, each) for each in self._apart):
             self._show_file(file)
         elif any(within(each, real) for each in self._apart):
             self._show_rest(folder, real, file)
@@ -321,8 +329,12 @@ class _Search:
 
     def _show_file(self, file: str) -> None:
         real = os.path.realpath(file)
-        if os.path.isfile(real) and not _is_system(file):
-            self._found.files[file] = real
+        if not os.path.isfile(real) or is_system(file):
+            return
+        why = "what no box sees" if real in self._apart else self._hidden.holds(real)
+        if why is not None:
+            raise ValueError(f"{file} holds {why}: if it must be seen, mount it with `unsafe: REASON`")
+        self._found.files[file] = real
 
     def _drop_nested(self) -> None:
         """Drop what lies in something that is shown anyway."""
@@ -330,7 +342,7 @@ class _Search:
         found.trees = {
             tree for tree in found.trees if not any(tree != other and within(tree, other) for other in found.trees)
         }
-        roots = (*_SYSTEM, *found.trees)
+        roots = (*SYSTEM, *found.trees)
         found.files = {at: host for at, host in found.files.items() if not any(within(at, root) for root in roots)}
         found.files = {
             at: host
@@ -355,10 +367,6 @@ def _script_place(words: Sequence[str], module: Callable[[str], None] | None = N
 # ── Files ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _is_system(path: str) -> bool:
-    return any(within(path, folder) for folder in _SYSTEM)
-
-
 def _shebang(file: str) -> list[str]:
     try:
         with open(file, "rb") as opened:
@@ -368,6 +376,16 @@ def _shebang(file: str) -> list[str]:
     return line[2:].decode("utf-8", "replace").split() if line.startswith(b"#!") else []
 
 
+def _of_env(words: Sequence[str]) -> str:
+    """The program that `env` is told to run. What else it can be told is not guessed at."""
+    rest = words[1:] if words[:1] == ["-S"] else words
+    name = next((word for word in rest if "=" not in word), "")
+    if not name or name.startswith("-") or "/" in name:
+        given = " ".join(words)
+        raise ValueError(f"a script begins with `env {given}`: only `env NAME` and `env -S NAME` are understood")
+    return name
+
+
 def _lines(file: Path) -> list[str]:
     try:
         return file.read_text("utf-8", "replace").splitlines()[:1000]
@@ -375,16 +393,14 @@ def _lines(file: Path) -> list[str]:
         return []
 
 
-def _upwards(folder: str) -> list[str]:
-    return [folder, *(str(each) for each in Path(folder).parents)]
-
-
-def _outermost(file: str, name: str) -> str | None:
-    return next((each for each in reversed(_upwards(file)) if os.path.basename(each) == name), None)
-
-
-def _environment_of(file: str) -> str | None:
-    return next((each for each in _upwards(os.path.dirname(file)) if os.path.isfile(f"{each}/pyvenv.cfg")), None)
+def _package_of(folder: str) -> str | None:
+    """The folder of the npm package that this one belongs to, within its repository."""
+    for each in upwards(folder):
+        if os.path.isfile(f"{each}/package.json"):
+            return each
+        if os.path.lexists(f"{each}/.git"):
+            break
+    return None
 
 
 def _behind_shim(program: str, cwd: str) -> str:
@@ -392,10 +408,10 @@ def _behind_shim(program: str, cwd: str) -> str:
     root, _, name = program.rpartition("/shims/")
     if not root or "/" in name:
         return program
-    places = [Path(each, ".python-version") for each in _upwards(cwd)]
+    places = [Path(each, ".python-version") for each in upwards(cwd)]
     for place in (*places, Path(root, "version")):
         for version in _lines(place)[:1]:
             found = f"{root}/versions/{version.strip()}/bin/{name}"
-            if os.path.isfile(found):
+            if "/" not in version and version.strip() not in (".", "..") and os.path.isfile(found):
                 return found
     raise ValueError(f"{program} is a version manager's shim; name the program itself")
