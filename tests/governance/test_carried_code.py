@@ -13,6 +13,7 @@ from ringfence.compose.runs import Runs
 from ringfence.core.box import Attached
 from ringfence.core.model import Outcome, Person
 from ringfence.governance import approvals
+from ringfence.sandbox.tools.definition import Changes
 from ringfence.sandbox.tools.toolkit import KIT, PROGRAMS
 from tests import gateways
 from tests.boxing import settings
@@ -70,9 +71,10 @@ WAYS = tuple(ways(""))
 
 
 def test_every_tool_that_runs_code_says_which_program_would_run_it() -> None:
-    assert {name for name, tool in KIT.items() if tool.runs and tool.carries is None} == set(PROGRAMS)
+    runs = {name for name, tool in KIT.items() if tool.changes is Changes.CODE}
+    assert {name for name in runs if KIT[name].carries is None} == set(PROGRAMS)
     for tool in KIT.values():
-        if "setup" in {**tool.takes, **tool.wide} or (tool.runs and tool.name not in PROGRAMS):
+        if "setup" in {**tool.takes, **tool.wide} or tool.name in runs - set(PROGRAMS):
             assert tool.carries is not None
         if tool.carries is not None:
             program = KIT[tool.carries.program]

@@ -25,6 +25,7 @@ from ringfence.core.errors import (
 from ringfence.core.model import Contract, Json, Mode, Outcome, Person, ServerSpec, ServerVolume, Status, Transport
 from ringfence.governance import approvals
 from ringfence.governance.effects import NO_EFFECTS, PossibleEffects, effects_of_start, possible_effects
+from ringfence.sandbox.tools.definition import Changes, Tool
 from ringfence.sandbox.tools.toolkit import KIT, PROGRAMS
 from ringfence.store import Store
 from tests import gateways
@@ -143,6 +144,40 @@ def test_a_session_that_is_opened_or_forked_runs_only_set_up_code() -> None:
     volume = {"name": "books", "at": "/workspace/books"}
     assert asked({"volumes": [volume], "setup": "x = 1"}, opening) == PossibleEffects(writes=True)
     assert asked({"volumes": [{**volume, "mode": "ro"}], "setup": "x = 1"}, opening) == NO_EFFECTS
+
+
+CHANGES = {
+    Changes.SESSION: {"close_session", "pause_session", "resume_session", "extend_session", "expose_port"}
+    | {"interrupt_session", "restart_context", "remove_context"},
+    Changes.FILES: {"write_file", "remove_file", "make_folder", "copy_file", "rename_file", "write_folder"},
+    Changes.SIGNAL: {"stop_process"},
+    Changes.SET_UP: {"open_session", "fork_session"},
+    Changes.CODE: {"execute_python", "run_shell", "send_input"},
+    Changes.LASTING: {"create_volume", "remove_volume", "snapshot_session", "remove_snapshot"},
+}
+
+
+def test_what_every_tool_that_writes_may_change_is_on_this_list() -> None:
+    declared = {kind: {name for name, tool in KIT.items() if tool.changes is kind} for kind in Changes}
+    assert declared.pop(Changes.NOTHING) == {name for name, tool in KIT.items() if tool.mode is Mode.READ}
+    assert declared == CHANGES
+
+
+@pytest.mark.parametrize("kind", Changes)
+def test_of_all_that_a_tool_can_change_only_its_own_session_is_no_effect(kind: Changes) -> None:
+    tool = next(name for name, tool in KIT.items() if tool.changes is kind and not tool.makes_box)
+    given = asked({"session": "box_1", "signal": "TERM"}, replace(BOX, tool=tool), replace(FULL, sets_up=True))
+    assert bool(given) is (kind not in (Changes.NOTHING, Changes.SESSION))
+
+
+def test_a_tool_does_not_exist_without_a_word_on_what_it_changes() -> None:
+    async def tool(_: Any) -> Any: ...
+
+    with pytest.raises(TypeError, match="changes"):
+        Tool(Mode.WRITE, text="Forget everything.", takes={})  # type: ignore[call-arg]
+    for mode, changes in ((Mode.WRITE, Changes.NOTHING), (Mode.READ, Changes.SESSION)):
+        with pytest.raises(TypeError, match="what changes nothing is a read"):
+            Tool(mode, changes, "Forget everything.", {})(tool)
 
 
 @pytest.mark.parametrize("tool", [name for name, tool in KIT.items() if tool.mode is Mode.READ])

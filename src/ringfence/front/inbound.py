@@ -20,7 +20,7 @@ from ringfence.core.errors import Refused
 from ringfence.core.model import Call, Json, Origin, Outcome, Principal, Status
 from ringfence.core.record import dataclass
 from ringfence.core.shares import over_their_share
-from ringfence.governance.pipeline import Pipeline
+from ringfence.front.calls import CallPipeline
 
 log = logging.getLogger("ringfence.front")
 
@@ -235,7 +235,7 @@ class _Run:
 class PausedCalls:
     """Runs such calls in tasks of their own and pairs each answer with its call."""
 
-    def __init__(self, pipeline: Pipeline, group: anyio.abc.TaskGroup) -> None:
+    def __init__(self, pipeline: CallPipeline, group: anyio.abc.TaskGroup) -> None:
         self._pipeline = pipeline
         self._group = group
         self._waiting: dict[str, _Run] = {}

@@ -12,8 +12,8 @@ from ringfence.core.model import Call, Contract, Definition, Json, Origin, Princ
 from ringfence.core.quoting import quoted
 from ringfence.core.record import dataclass
 from ringfence.front import entries
+from ringfence.front.calls import CallPipeline
 from ringfence.governance.permission import UNLIMITED
-from ringfence.governance.pipeline import Pipeline
 from ringfence.governance.rulebook import Rulebook, allowed_item
 from ringfence.governance.uris import normal_uri
 from ringfence.identity import LOCAL_AGENT
@@ -125,7 +125,7 @@ _MOST_LEARNT = 5_000
 class Listing:
     """Reads the rulebook in force each time, so a reload shows at once."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: CallPipeline) -> None:
         self._pipeline = pipeline
         self._owners: dict[tuple[str, str], str] = {}
         """(principal, uri) → server, learnt from listings."""

@@ -25,6 +25,7 @@ from ringfence.core import canonical
 from ringfence.core.model import Call, CallKind, Json, Outcome, Principal
 from ringfence.core.quoting import quoted
 from ringfence.front import results
+from ringfence.front.calls import CallPipeline
 from ringfence.front.inbound import (
     LOG_LEVEL_KEY,
     LOG_LEVELS,
@@ -39,7 +40,6 @@ from ringfence.front.inbound import (
 from ringfence.front.listing import Listing
 from ringfence.front.refusals import Refusals
 from ringfence.governance.call_meta import trace_problem
-from ringfence.governance.pipeline import Pipeline
 from ringfence.governance.uris import normal_uri
 from ringfence.sandbox.tools.toolkit import SERVER
 from ringfence.upstream.link import MODERN
@@ -64,7 +64,7 @@ _QUESTIONS = ("elicitation", "sampling", "roots")
 class McpFront:
     """Turns MCP requests into calls. One object serves every transport and both revisions."""
 
-    def __init__(self, pipeline: Pipeline, pool: ConnectionPool, group: anyio.abc.TaskGroup, version: str) -> None:
+    def __init__(self, pipeline: CallPipeline, pool: ConnectionPool, group: anyio.abc.TaskGroup, version: str) -> None:
         self._pipeline = pipeline
         self._pool = pool
         self.listing = Listing(pipeline)

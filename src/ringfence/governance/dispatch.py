@@ -33,7 +33,7 @@ from ringfence.core.record import dataclass
 from ringfence.governance import effects
 from ringfence.governance.effects import PossibleEffects
 from ringfence.sandbox.tools.executor import Executor
-from ringfence.sandbox.tools.toolkit import FORKS_A_SESSION, KIT, SIGNALS_A_PROCESS
+from ringfence.sandbox.tools.toolkit import KIT
 
 _RETRY_SECONDS = 0.1
 _NEVER_BEGAN = (Status.DENIED, Status.VALIDATION_FAILURE, Status.APPROVAL_REQUIRED, Status.UNAVAILABLE)
@@ -194,8 +194,7 @@ class Dispatcher:
     async def outside(self, call: Call, contract: Contract) -> Outside:
         """What the session of a call has outside, where the call makes anything happen. Raises Refused, Unavailable."""
         tool = KIT.get(contract.tool) if contract.transport is Transport.SANDBOXED_EXEC else None
-        acts = (FORKS_A_SESSION, SIGNALS_A_PROCESS)
-        if tool is None or not (tool.runs or tool.writes_files or tool.name in acts):
+        if tool is None or not tool.changes.by_session:
             return NO_OUTSIDE
         return await self._require_executor(contract).outside(call)
 

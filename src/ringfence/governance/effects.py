@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import assert_never
 
 from ringfence.core.box import NO_OUTSIDE, Outside
 from ringfence.core.model import Call, Contract, Mode, ServerSpec, Transport
 from ringfence.core.record import plain
 from ringfence.sandbox.tools import request, toolkit
-from ringfence.sandbox.tools.toolkit import FORKS_A_SESSION, KIT, PROGRAMS, SIGNALS_A_PROCESS
+from ringfence.sandbox.tools.definition import Changes
+from ringfence.sandbox.tools.toolkit import KIT, PROGRAMS
 
 
 @plain
@@ -70,15 +72,7 @@ def possible_effects(
         copies = contract.tool in PROGRAMS and call.arguments.get("output") is not None
         return _by(request.outside(call, contract), copies=copies) if runs else NO_EFFECTS
     tool = KIT.get(contract.tool)
-    if tool is None:
-        return NO_EFFECTS
-    if tool.runs or (tool.name == FORKS_A_SESSION and session.sets_up):
-        return _by(session)
-    if tool.name == SIGNALS_A_PROCESS and call.arguments.get("signal", "KILL") not in _NEVER_HANDLED:
-        return _by(session)  # its handler may do anything
-    if tool.writes_files:
-        return PossibleEffects(writes=session.writes)
-    return PossibleEffects(writes=True) if tool.lasting else NO_EFFECTS
+    return NO_EFFECTS if tool is None else _in_session(tool.changes, call, session)
 
 
 def effects_of_start(
@@ -104,6 +98,23 @@ def effects_of_server(spec: ServerSpec, others: Iterable[ServerSpec] = ()) -> Po
         sends=any(each.network != "denied" or each.secrets for each in shared),
         writes=any(each.volumes or any(mount.mode == "rw" for mount in each.mounts) for each in shared),
     )
+
+
+def _in_session(changes: Changes, call: Call, session: Outside) -> PossibleEffects:
+    match changes:
+        case Changes.NOTHING | Changes.SESSION:
+            return NO_EFFECTS
+        case Changes.FILES:
+            return PossibleEffects(writes=session.writes)
+        case Changes.SIGNAL:  # its handler may do anything
+            return NO_EFFECTS if call.arguments.get("signal", "KILL") in _NEVER_HANDLED else _by(session)
+        case Changes.SET_UP:
+            return _by(session) if session.sets_up else NO_EFFECTS
+        case Changes.CODE:
+            return _by(session)
+        case Changes.LASTING:
+            return PossibleEffects(writes=True)
+    assert_never(changes)
 
 
 def _by(outside: Outside, *, copies: bool = False) -> PossibleEffects:

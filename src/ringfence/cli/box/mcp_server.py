@@ -16,11 +16,11 @@ from ringfence.core.errors import Refused
 from ringfence.core.model import Call, Definition, Json, Origin, Outcome, Principal, Transport
 from ringfence.core.ports import Channel
 from ringfence.core.quoting import quoted
+from ringfence.front.calls import CallPipeline
 from ringfence.front.listing import Listing
 from ringfence.front.mcp import McpFront
 from ringfence.front.stdio import StdioFront
 from ringfence.governance.contract import Catalog
-from ringfence.governance.pipeline import Pipeline
 from ringfence.governance.rulebook import Rulebook
 from ringfence.sandbox.tools.resources import address
 from ringfence.sdk.execution import value
@@ -54,7 +54,7 @@ async def serve(settings: Config, id: str) -> None:
 class BoxListing(Listing):
     """The listing of one box: of the resources that sessions left, those of this one."""
 
-    def __init__(self, pipeline: Pipeline, session: str) -> None:
+    def __init__(self, pipeline: CallPipeline, session: str) -> None:
         super().__init__(pipeline)
         self._begin = address(session, "")
 
@@ -65,10 +65,10 @@ class BoxListing(Listing):
         return [item for item in found if str(item["uri"]).startswith(self._begin)]
 
 
-class BoxPipeline(Pipeline):
+class BoxPipeline:
     """The pipeline of a gateway, bound to one box: tools take no `session`, and every call is in this box."""
 
-    def __init__(self, whole: Pipeline, session: str) -> None:
+    def __init__(self, whole: CallPipeline, session: str) -> None:
         self._whole = whole
         self._box = session
         self.rules = _bound(whole.rules)
@@ -79,19 +79,26 @@ class BoxPipeline(Pipeline):
         value(await self._whole.handle(call, UNATTENDED))
 
     async def handle(self, call: Call, channel: Channel) -> Outcome:
+        return await self._whole.handle(self._in_box(call), channel)
+
+    async def withdrawn(self, call: Call) -> None:
+        await self._whole.withdrawn(self._in_box(call))
+
+    def listed(self, item: Json) -> Json:
+        return self._whole.listed(item)
+
+    def _in_box(self, call: Call) -> Call:
+        """The call as one in this box; at fault where it is for anything else."""
         if call.kind != "tool":
             if call.kind != "listing" and not call.tool.startswith(address(self._box, "")):
-                call = replace(call, fault=call.fault or f"this box has no {call.kind} {quoted(call.tool, 128)}")
-            return await self._whole.handle(call, channel)
+                return replace(call, fault=call.fault or f"this box has no {call.kind} {quoted(call.tool, 128)}")
+            return call
         named = [name for name in _NOT_TAKEN if name in call.arguments]
         if call.tool not in self._offered():
             call = replace(call, fault=call.fault or f"this box has no tool {quoted(call.tool, 128)}")
         elif named:
             call = replace(call, fault=call.fault or f"{named[0]} cannot be given: these tools are for one box")
-        return await self._whole.handle(replace(call, arguments={**call.arguments, "session": self._box}), channel)
-
-    def listed(self, item: Json) -> Json:
-        return self._whole.listed(item)
+        return replace(call, arguments={**call.arguments, "session": self._box})
 
     def _offered(self) -> set[str]:
         return {capability.contract.name for capability in self.rules.catalog.offered(self.rules.environment)}

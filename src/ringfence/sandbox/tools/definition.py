@@ -1,6 +1,6 @@
 """How a tool of ours is declared, and how it is offered: `@Tool(…)` stands above the function that carries it out.
 
-    @Tool(Mode.WRITE, "Freeze a session.", ONE, ("session",), STATE)
+    @Tool(Mode.WRITE, Changes.SESSION, "Freeze a session.", ONE, ("session",), STATE)
     async def pause_session(task: Task) -> Answer:
         ...
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import field, replace
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from ringfence.core.box import CommandRules, Limits, Listening
@@ -79,6 +80,32 @@ class CarriedCode:
     """The program's own name for it."""
 
 
+class Changes(StrEnum):
+    """What calls of a tool may change. `governance/effects.py` says of each what that can be outside of the box, so
+    every tool declares it."""
+
+    NOTHING = "nothing"
+    """It only looks."""
+    SESSION = "session"
+    """The state of its session alone. What is saved or continues with that was written or started by earlier calls, and
+    is the effect of those."""
+    FILES = "files"
+    """Files of a session, and so what is mounted there."""
+    SIGNAL = "signal"
+    """A program of its session handles its `signal`, where a program can."""
+    SET_UP = "set_up"
+    """It makes a session, for which nothing runs but set-up code."""
+    CODE = "code"
+    """It starts something that may use all that the box has."""
+    LASTING = "lasting"
+    """What outlives every session: volumes and snapshots."""
+
+    @property
+    def by_session(self) -> bool:
+        """Whether it depends on what the box of its session has."""
+        return self in (Changes.FILES, Changes.SIGNAL, Changes.SET_UP, Changes.CODE)
+
+
 async def _undeclared(task: Task) -> Answer:
     raise NotImplementedError
 
@@ -89,6 +116,7 @@ class Tool:
 
     mode: Mode
     """How much harm it can do by itself."""
+    changes: Changes
     text: str | Callable[[ToolOffer], str]
     """Its description."""
     takes: Json
@@ -110,15 +138,8 @@ class Tool:
     destructive: bool = False
     """It destroys something: a file, a session, a process. Clients are told of all other tools that they do not."""
     makes_box: bool = False
-    """It makes a box: takes `packages`, and says whether it reaches the world outside. With `runs`, a call without a
-    session gets a fresh box."""
-    runs: bool = False
-    """It starts something that may use all that the box has. What continues when a session is resumed was started by an
-    earlier call, and is the effect of that one."""
-    writes_files: bool = False
-    """It changes files of a session, and so what is mounted there."""
-    lasting: bool = False
-    """It changes what outlives every session: volumes and snapshots."""
+    """It makes a box: takes `packages`, and says whether it reaches the world outside. If it runs code, a call without
+    a session gets a fresh box."""
     carries: CarriedCode | None = None
     """Code in its arguments, where it is not itself a program's tool."""
     own_clock: bool = False
@@ -128,12 +149,14 @@ class Tool:
 
     def __call__(self, handler: Handler) -> Tool:
         """Declare the function below as the handler."""
+        if (self.mode is Mode.READ) != (self.changes is Changes.NOTHING):
+            raise TypeError(f"{handler.__name__}: what changes nothing is a read, and nothing else is")
         return replace(self, name=handler.__name__, handler=handler)
 
     @property
     def needs_session(self) -> bool:
         """Whether it is for a session; programs get a box of their own where no session is named."""
-        return not (self.makes_box and self.runs)
+        return not (self.makes_box and self.changes is Changes.CODE)
 
     def body(self, offer: ToolOffer, *, wide: bool) -> Json:
         """The definition of the tool, as MCP has it."""

@@ -17,6 +17,7 @@ from ringfence.core.model import Answer, Call, Contract, Grant, Json, Status
 from ringfence.core.ports import Access, Backend, InstalledPackages, PackageInstaller, Route, Router, SecretBroker
 from ringfence.core.sessions import Owner, SessionInfo
 from ringfence.sandbox.tools import files, request, resources, session_broker, sessions
+from ringfence.sandbox.tools.definition import Changes
 from ringfence.sandbox.tools.request import FromSnapshot, Provision
 from ringfence.sandbox.tools.run import in_fresh_box
 from ringfence.sandbox.tools.screening import OutputScreen
@@ -365,7 +366,7 @@ class SessionExecutor:
         """Before anything runs in a session, decide anew which network and secrets it may use. Raises Refused,
         Unavailable."""
         forks = tool is sessions.fork_session
-        runs = tool.runs or tool is sessions.resume_session
+        runs = tool.changes is Changes.CODE or tool is sessions.resume_session
         if not forks and (not runs or "session" not in task.given):
             return
         reach = await self._reach(task.owner, task.session)

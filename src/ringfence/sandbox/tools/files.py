@@ -15,7 +15,7 @@ from ringfence.core.errors import Refused, RingfenceError, WorkProgress
 from ringfence.core.model import Answer, Json, Mode, Status
 from ringfence.core.quoting import quoted
 from ringfence.core.sessions import Within, Writing
-from ringfence.sandbox.tools.definition import COUNT, DIGEST, FILE, FLAG, ONE, TEXT, Tool, named
+from ringfence.sandbox.tools.definition import COUNT, DIGEST, FILE, FLAG, ONE, TEXT, Changes, Tool, named
 from ringfence.sandbox.tools.resources import OUTPUT, TEMPLATE, address, as_text, located, type_of
 from ringfence.sandbox.tools.results import MOST_FILES, SPARE_BYTES, text
 from ringfence.sandbox.tools.task import Task, bad, data_of, pieces_of
@@ -40,6 +40,7 @@ def _entry(entry: EntryInfo) -> Json:
 
 @Tool(
     Mode.READ,
+    Changes.NOTHING,
     "List a folder of a session (default: /workspace), `depth` levels deep (default: 1).",
     {**_ONE, "depth": {"type": "integer", "minimum": 1, "maximum": 32}},
     ("session",),
@@ -63,6 +64,7 @@ async def list_files(task: Task) -> Answer:
 
 @Tool(
     Mode.READ,
+    Changes.NOTHING,
     "Read a file of a session. A long one comes in parts: go on from next_offset.",
     {**_ONE, "offset": COUNT, "length": {"type": "integer", "minimum": 1}},
     ("session", "path"),
@@ -203,6 +205,7 @@ class _Pour:
 
 @Tool(
     Mode.WRITE,
+    Changes.FILES,
     "Write a file in a session, with the folders above it: `text`, or `base64` for binary data. It replaces what"
     " was there; `append` adds to it.",
     {**_ONE, "text": TEXT, "base64": TEXT, "append": FLAG},
@@ -210,7 +213,6 @@ class _Pour:
     FILE,
     wide={"data": DIGEST, "mode": {"type": "integer", "minimum": 0, "maximum": 0o777}},
     one_of=("text", "base64", "data"),
-    writes_files=True,
 )
 async def write_file(task: Task) -> Answer:
     given = task.given
@@ -266,12 +268,12 @@ async def _streamed(task: Task, path: str, how: Writing) -> FileFact:
 
 @Tool(
     Mode.WRITE,
+    Changes.FILES,
     "Remove a file of a session, or a folder with all that is in it.",
     _ONE,
     ("session", "path"),
     named("session", "path"),
     destructive=True,
-    writes_files=True,
 )
 async def remove_file(task: Task) -> Answer:
     await task.keeper.remove(task.owner, task.session, task.given["path"])
@@ -280,11 +282,11 @@ async def remove_file(task: Task) -> Answer:
 
 @Tool(
     Mode.WRITE,
+    Changes.FILES,
     "Make a folder in a session, with those above it.",
     _ONE,
     ("session", "path"),
     named("session", "path", "made"),
-    writes_files=True,
 )
 async def make_folder(task: Task) -> Answer:
     made = await task.keeper.make_dir(task.owner, task.session, task.given["path"])
@@ -293,11 +295,11 @@ async def make_folder(task: Task) -> Answer:
 
 @Tool(
     Mode.WRITE,
+    Changes.FILES,
     "Copy a file, also to another session of yours, without its content passing through you.",
     {**_ONE, "to_session": TEXT, "to_path": TEXT},
     ("session", "path", "to_path"),
     FILE,
-    writes_files=True,
 )
 async def copy_file(task: Task) -> Answer:
     """Copy from box to box, inside the keeper."""
@@ -309,11 +311,11 @@ async def copy_file(task: Task) -> Answer:
 
 @Tool(
     Mode.WRITE,
+    Changes.FILES,
     "Give a file another path.",
     {**_ONE, "to": TEXT},
     ("session", "path", "to"),
     only_wide=True,
-    writes_files=True,
 )
 async def rename_file(task: Task) -> Answer:
     await task.keeper.rename(task.owner, task.session, task.given["path"], task.given["to"])
@@ -322,6 +324,7 @@ async def rename_file(task: Task) -> Answer:
 
 @Tool(
     Mode.READ,
+    Changes.NOTHING,
     "A folder as a tar stream.",
     _ONE,
     ("session", "path"),
@@ -341,11 +344,11 @@ async def read_folder(task: Task) -> Answer:
 
 @Tool(
     Mode.WRITE,
+    Changes.FILES,
     "Put the files of a tar stream into a folder.",
     {**_ONE, "data": DIGEST},
     ("session", "path", "data"),
     only_wide=True,
-    writes_files=True,
 )
 async def write_folder(task: Task) -> Answer:
     facts = list(await task.keeper.unpack(task.owner, task.session, task.given["path"], pieces_of(task)))
@@ -355,6 +358,7 @@ async def write_folder(task: Task) -> Answer:
 
 @Tool(
     Mode.READ,
+    Changes.NOTHING,
     "Tells what changes in a folder.",
     {**_ONE, "recursive": FLAG},
     ("session", "path"),

@@ -20,6 +20,7 @@ from ringfence.sandbox.tools.definition import (
     TERMINAL_SIZE,
     TEXT,
     CarriedCode,
+    Changes,
     Tool,
     named,
 )
@@ -71,6 +72,7 @@ def line(info: ProcessState) -> str:
 
 @Tool(
     Mode.READ,
+    Changes.NOTHING,
     "List the background commands of a session, including those that have ended.",
     ONE,
     ("session",),
@@ -84,6 +86,7 @@ async def list_processes(task: Task) -> Answer:
 
 @Tool(
     Mode.READ,
+    Changes.NOTHING,
     "Read what a background command has written. For what is new since a call, give the stdout_at and stderr_at that it"
     " returned.",
     {**_ONE, **_ATS},
@@ -215,6 +218,7 @@ class _Found(NamedTuple):
 
 @Tool(
     Mode.READ,
+    Changes.NOTHING,
     "Wait until a background command is over, {timeout} at most.",
     {**_ONE, "seconds": {"type": "number", "minimum": 0}},
     ("session", "process"),
@@ -269,6 +273,7 @@ def _waited(task: Task, info: ProcessState) -> Answer:
 
 @Tool(
     Mode.WRITE,
+    Changes.SIGNAL,
     "Send a signal, such as TERM or 15 (default: KILL), to a background command and everything it started.",
     {**_ONE, "signal": {"type": ["string", "integer"]}},
     ("session", "process"),
@@ -293,12 +298,12 @@ def _signal(task: Task) -> int:
 
 @Tool(
     Mode.HIGH_RISK,  # a shell takes it for commands
+    Changes.CODE,
     "Write to the stdin of a background command; `eof` closes it.",
     {**_ONE, "text": TEXT, "eof": FLAG},
     ("session", "process"),
     named("session", "process", "bytes"),
     wide={"data": DIGEST, "pty": TERMINAL_SIZE},
-    runs=True,
     carries=CarriedCode("text", "run_shell", "command"),
 )
 async def send_input(task: Task) -> Answer:

@@ -36,6 +36,7 @@ from ringfence.sandbox.tools.definition import (
     TERMINAL_SIZE,
     TEXT,
     TEXTS,
+    Changes,
     Tool,
     ToolOffer,
     named,
@@ -117,6 +118,7 @@ def _described(what: str, in_session: str, unless_commands: str = "") -> Callabl
 
 @Tool(
     Mode.HIGH_RISK,
+    Changes.CODE,
     _described("Run Python {python} code in a fresh box, and return what it prints.", _PYTHON_SESSION),
     {"code": TEXT, "session": TEXT, "language": {"enum": list(languages.LANGUAGES)}},
     ("code",),
@@ -124,7 +126,6 @@ def _described(what: str, in_session: str, unless_commands: str = "") -> Callabl
     wide=_WIDE,
     in_session={"context": TEXT},
     makes_box=True,
-    runs=True,
     own_clock=True,
 )
 async def execute_python(task: Task) -> Answer:
@@ -146,6 +147,7 @@ async def execute_python(task: Task) -> Answer:
 
 @Tool(
     Mode.HIGH_RISK,
+    Changes.CODE,
     _described(
         "Run a command line with /bin/sh in a fresh box, and return what it prints.",
         _SHELL_SESSION,
@@ -158,7 +160,6 @@ async def execute_python(task: Task) -> Answer:
     in_session={"background": FLAG},
     one_of=("command", "argv"),  # a command is a line for the shell, or words
     makes_box=True,
-    runs=True,
     own_clock=True,
 )
 async def run_shell(task: Task) -> Answer:

@@ -24,6 +24,7 @@ from ringfence.sandbox.tools.definition import (
     TEXT,
     TEXTS,
     CarriedCode,
+    Changes,
     Tool,
     named,
 )
@@ -87,6 +88,7 @@ _MOST_PAST_SHOWN = 10
 
 @Tool(
     Mode.WRITE,
+    Changes.SET_UP,
     "Open a session: a box that stays, to work in step by step. Give its name as `session` to execute_python,"
     " run_shell and the tools for files and processes. Paths are those of the box; it starts in /workspace, empty."
     " Python {python}; packages: {packages}. Network: {network}. Listening: {listening}."
@@ -124,6 +126,7 @@ async def open_session(task: Task) -> Answer:
 
 @Tool(
     Mode.WRITE,
+    Changes.SESSION,
     "End a session. Of its files only those in /workspace/output are kept.",
     ONE,
     ("session",),
@@ -138,6 +141,7 @@ async def close_session(task: Task) -> Answer:
 
 @Tool(
     Mode.WRITE,
+    Changes.SESSION,
     "Freeze a session, including its timers, until it is used or resumed.",
     ONE,
     ("session",),
@@ -150,6 +154,7 @@ async def pause_session(task: Task) -> Answer:
 
 @Tool(
     Mode.WRITE,
+    Changes.SESSION,
     "Resume a paused session. Using it also resumes it.",
     ONE,
     ("session",),
@@ -162,6 +167,7 @@ async def resume_session(task: Task) -> Answer:
 
 @Tool(
     Mode.READ,
+    Changes.NOTHING,
     "List your sessions, including recently stopped ones and why they stopped.",
     {},
     gives=named("sessions"),
@@ -188,11 +194,11 @@ def _line(info: SessionInfo) -> str:
 
 @Tool(
     Mode.WRITE,
+    Changes.LASTING,
     "Keep the files, template and packages of a session, not its variables: open_session(snapshot=…).",
     {**ONE, "name": TEXT},
     ("session",),
     named("session", "snapshot", "name", "bytes", "files", "created_at", "template", "packages"),
-    lasting=True,
 )
 async def snapshot_session(task: Task) -> Answer:
     kept = await task.keeper.snapshot(task.owner, task.session, task.given.get("name"), not task.wide)
@@ -203,6 +209,7 @@ async def snapshot_session(task: Task) -> Answer:
 
 @Tool(
     Mode.WRITE,
+    Changes.SET_UP,
     "Open several sessions that begin with the files of this one, not with its variables.",
     {**ONE, "count": {"type": "integer", "minimum": 1, "maximum": MOST_FORKS_PER_CALL}},
     ("session", "count"),
@@ -228,6 +235,7 @@ def _fork(made: SessionInfo | ForkProblem, wide: bool) -> Json:
 
 @Tool(
     Mode.WRITE,
+    Changes.SESSION,
     "Raise KeyboardInterrupt in the Python that runs in a session. Its variables stay.",
     {**ONE, "context": TEXT},
     ("session",),
@@ -240,6 +248,7 @@ async def interrupt_session(task: Task) -> Answer:
 
 @Tool(
     Mode.WRITE,
+    Changes.SESSION,
     "End an interpreter of a session. The next cell of its context has a fresh one.",
     {**ONE, "context": TEXT},
     ("session",),
@@ -251,6 +260,7 @@ async def restart_context(task: Task) -> Answer:
 
 @Tool(
     Mode.WRITE,
+    Changes.SESSION,
     "End an interpreter of a session, and forget its context.",
     {**ONE, "context": TEXT},
     ("session", "context"),
@@ -267,6 +277,7 @@ async def _end_context(task: Task, *, remove: bool) -> Answer:
 
 @Tool(
     Mode.WRITE,
+    Changes.SESSION,
     "Give a session this lifetime, counted from now.",
     {**ONE, "lifetime_seconds": {"type": "number", "exclusiveMinimum": 0}},
     ("session", "lifetime_seconds"),
@@ -279,6 +290,7 @@ async def extend_session(task: Task) -> Answer:
 
 @Tool(
     Mode.WRITE,
+    Changes.SESSION,
     "Let what listens at a port of a session's box be reached on this machine's loopback, by its owner alone, until"
     " the session ends. No other user can connect, and the box reaches nothing by it.",
     {**ONE, "port": _PORT},
@@ -295,13 +307,13 @@ async def expose_port(task: Task) -> Answer:
 # ── Snapshots ─────────────────────────────────────────────────────────────────────────────────────
 
 
-@Tool(Mode.READ, "Snapshots, newest first.", {}, only_wide=True)
+@Tool(Mode.READ, Changes.NOTHING, "Snapshots, newest first.", {}, only_wide=True)
 async def list_snapshots(task: Task) -> Answer:
     found = await task.keeper.snapshots(task.owner)
     return task.listing({"snapshots": [_snapshot(each) for each in found]}, f"{len(found)} snapshots")
 
 
-@Tool(Mode.WRITE, "Forget a snapshot.", {"snapshot": TEXT}, ("snapshot",), only_wide=True, lasting=True)
+@Tool(Mode.WRITE, Changes.LASTING, "Forget a snapshot.", {"snapshot": TEXT}, ("snapshot",), only_wide=True)
 async def remove_snapshot(task: Task) -> Answer:
     await task.keeper.remove_snapshot(task.owner, task.given["snapshot"])
     return task.listing({}, "It is removed.")
@@ -324,11 +336,11 @@ def _snapshot(kept: Snapshot) -> Json:
 
 @Tool(
     Mode.WRITE,
+    Changes.LASTING,
     "Make a durable folder that sessions can mount.",
     {"name": TEXT, "max_bytes": {"type": "integer", "minimum": 1}, "mode": {"enum": ["ro", "rw"]}},
     ("name",),
     only_wide=True,
-    lasting=True,
 )
 async def create_volume(task: Task) -> Answer:
     given = task.given
@@ -338,7 +350,7 @@ async def create_volume(task: Task) -> Answer:
     return task.listing(_volume(made), f"Volume {made.name} exists.")
 
 
-@Tool(Mode.READ, "Durable folders.", {}, only_wide=True)
+@Tool(Mode.READ, Changes.NOTHING, "Durable folders.", {}, only_wide=True)
 async def list_volumes(task: Task) -> Answer:
     found = await task.keeper.volumes(task.owner)
     return task.listing({"volumes": [_volume(each) for each in found]}, f"{len(found)} volumes")
@@ -346,11 +358,11 @@ async def list_volumes(task: Task) -> Answer:
 
 @Tool(
     Mode.WRITE,
+    Changes.LASTING,
     "Remove a volume with all that is in it.",
     {"name": TEXT},
     ("name",),
     only_wide=True,
-    lasting=True,
 )
 async def remove_volume(task: Task) -> Answer:
     await task.keeper.remove_volume(task.owner, task.given["name"])

@@ -46,7 +46,6 @@ def _all() -> Mapping[str, Tool]:
 _FIRST = _tools(run)
 KIT: Mapping[str, Tool] = _Kit()
 FORKS_A_SESSION = "fork_session"
-SIGNALS_A_PROCESS = "stop_process"
 PROGRAMS = tuple(name for name, tool in _FIRST.items() if not tool.needs_session)
 
 

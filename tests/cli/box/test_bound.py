@@ -1,0 +1,19 @@
+"""The pipeline that is bound to one box, without a box."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ringfence.cli.box.mcp_server import BoxPipeline
+from tests.faking import Said, governed, make_call
+
+
+@pytest.mark.anyio
+async def test_a_call_that_is_taken_back_before_it_begins_is_on_record(tmp_path: Path) -> None:
+    async with governed(tmp_path, Said()) as way:
+        call = make_call("list_processes")
+        await BoxPipeline(way.pipeline, "box_1").withdrawn(call)
+        (record,) = way.store.reader().records(call_id=call.id)
+        assert (record.kind, record.body["reason_code"]) == ("finished", "cancelled")
