@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,24 @@ async def test_the_same_key_for_another_request_conflicts(tmp_path: Path) -> Non
         other = await way.call("echo", {"a": 2}, idempotency_key="k")
         assert (other.status, other.reason_code) == (Status.VALIDATION_FAILURE, "key_conflict")
         assert len(way.servers.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [
+        replace(WRITE, environment="production"),
+        replace(WRITE, server=replace(WRITE.server, url="http://127.0.0.1:9/mcp")),
+        replace(WRITE, contracts=(contract("echo", tool="other", mode="write"),)),
+    ],
+    ids=["environment", "server", "tool"],
+)
+async def test_a_key_belongs_to_the_place_that_the_call_goes_to(tmp_path: Path, elsewhere: Said) -> None:
+    """Several configurations may have one state: what one of them called is no answer for another."""
+    async with governed(tmp_path, WRITE) as way:
+        assert (await way.call("echo", {"a": 1}, idempotency_key="k")).ok
+        way.pipeline.rules = rulebook(elsewhere, way.store)
+        again = await way.call("echo", {"a": 1}, idempotency_key="k")
+        assert "replayed_from" not in way.finished(again.facts["call_id"])[0]
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,8 @@ _MOST_WAITING = 200
 
 @dataclass(frozen=True, slots=True)
 class IdempotencyKey:
-    """A key within the scope of one principal and one capability, and the request it stands for."""
+    """A key within the scope of one principal, one capability and the place that it leads to, and the request that it
+    stands for."""
 
     scope: str
     name: str
@@ -54,9 +55,15 @@ class IdempotencyKeys:
         self._waiting: Counter[tuple[str, str]] = Counter()
         """Calls that wait for another, by agent and client."""
 
-    def key(self, call: Call, contract: Contract, digest: str, variables: Callable[[], Json]) -> IdempotencyKey | None:
+    def key(
+        self, call: Call, contract: Contract, place: str, digest: str, variables: Callable[[], Json]
+    ) -> IdempotencyKey | None:
         """The one that the contract derives from the arguments, or else the client's own. An operator who says which
-        calls are the same means every caller: one with keys of its own could repeat an effect as often as it likes."""
+        calls are the same means every caller: one with keys of its own could repeat an effect as often as it likes.
+
+        `place` is where the call goes: several configurations may have one state, and a capability of the same name
+        that leads elsewhere is another.
+        """
         name = call.idempotency_key
         if contract.idempotent_key is not None:
             source = contract.idempotent_key
@@ -71,7 +78,7 @@ class IdempotencyKeys:
         if name is None:
             return None
         # The name may be an argument, so it is kept as a digest, which also bounds its length.
-        return IdempotencyKey(f"{call.principal.key}/{contract.name}", canonical.digest(name), digest)
+        return IdempotencyKey(f"{call.principal.key}/{contract.name}/{place}", canonical.digest(name), digest)
 
     async def earlier(self, key: IdempotencyKey, call: Call, patience: KeyWait) -> tuple[str, Json] | None:
         """The id and outcome of an earlier call under this key; None if there was none. While that call runs, this one

@@ -378,7 +378,10 @@ class Pipeline:
             return None
         digest = canonical.digest([state.arguments_digest, contract.name])
         see = lambda: variables(state.call, contract, rules.environment)  # noqa: E731
-        return self._keys.key(state.call, contract, digest, see)
+        spec = rules.servers.get(contract.server or "")
+        server = None if spec is None else [spec.name, spec.url, list(spec.command), spec.cwd]
+        place = canonical.digest([rules.environment, contract.tool, server])
+        return self._keys.key(state.call, contract, place, digest, see)
 
     async def _earlier(
         self, rules: Rulebook, state: CallState, key: IdempotencyKey, patience: idempotency.KeyWait
