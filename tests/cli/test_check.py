@@ -69,7 +69,7 @@ def test_a_file_that_anybody_may_have_put_there_is_obeyed_only_by_name(
         shown = gateways.run("call", "run_code", cwd=tmp_path)
         assert shown.returncode == 2 and "belongs to another user (uid 65534)" in shown.stderr
         monkeypatch.setenv("SUDO_UID", "65534")
-        assert gateways.run("check", cwd=tmp_path).returncode == 0
+        assert gateways.run("check", cwd=tmp_path).returncode == 2, "nor that of a user who became root"
 
 
 def test_a_link_or_a_folder_of_another_user_is_obeyed_only_by_name(tmp_path: Path) -> None:

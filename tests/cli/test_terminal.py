@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -89,6 +91,23 @@ def test_without_a_terminal_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(terminal, "_TERMINAL", "/nonexistent/tty")
     with pytest.raises(Unavailable, match="no terminal"):
         terminal.confirm("what", "Well?")
+
+
+def test_what_was_typed_before_a_question_does_not_answer_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = os.openpty()
+    try:
+        monkeypatch.setattr(terminal, "_TERMINAL", os.ttyname(theirs))
+        os.write(ours, b"y\n")
+        with ThreadPoolExecutor() as pool:
+            answer = pool.submit(terminal.confirm, "what", "Well?")
+            shown = b""
+            while b"[y/N]" not in shown:
+                shown += os.read(ours, 4096)
+            os.write(ours, b"n\n")
+            assert answer.result(timeout=60) is False
+    finally:
+        os.close(ours)
+        os.close(theirs)
 
 
 @pytest.mark.parametrize("at", [float("inf"), float("nan"), -1e300, 1e18])

@@ -7,6 +7,7 @@ import os
 import sys
 import unicodedata
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
@@ -132,6 +133,16 @@ def moment(at: float, form: str = "%Y-%m-%d %H:%M:%S UTC") -> str:
         return "no time"
 
 
+def _forget_typed(descriptor: int) -> None:
+    """What was typed before a question was there is no answer to it."""
+    try:
+        import termios  # noqa: PLC0415 - not every system has it
+    except ImportError:
+        return
+    with suppress(termios.error):
+        termios.tcflush(descriptor, termios.TCIFLUSH)
+
+
 def confirm(shown: str, question: str) -> bool:
     """Show something on the controlling terminal and ask the person there; yes is `y` or `yes`.
 
@@ -142,7 +153,9 @@ def confirm(shown: str, question: str) -> bool:
     except OSError:
         raise Unavailable("no_terminal", "there is no terminal here to ask a person on; run this in one") from None
     with open(descriptor, "r+b", buffering=0) as terminal:
-        text = f"{within(shown, columns(descriptor))}\n{question} [y/N] "
+        text = f"{within(shown, columns(descriptor))}\n"
         write_all(descriptor, text.encode("utf-8", "backslashreplace"))
+        _forget_typed(descriptor)
+        write_all(descriptor, f"{question} [y/N] ".encode("utf-8", "backslashreplace"))
         answer = terminal.readline(_LONGEST_ANSWER)
     return answer.decode("utf-8", "replace").strip().lower() in ("y", "yes")
