@@ -432,7 +432,6 @@ class _Reading:
             self._found.add(f"the first line is not the header of a {FORMAT}")
             return
         self._header = value
-        self._approvals.partial = value.get("from") is not None or value.get("to") is not None
 
     def _take_record(self, value: Json) -> None:
         text = value["text"]
