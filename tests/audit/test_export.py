@@ -48,7 +48,7 @@ def build(chain: str, count: int, *, previous: Record | None = None, closed: boo
     named = None if previous is None else {"chain": previous.chain, "seq": previous.seq, "hash": previous.hash}
     out = [seal(Head(chain), 100.0, "chain_opened", None, {"previous": named})]
     for number in range(count):
-        out.append(seal(out[-1].head, 101.0 + number, "started", f"call_{number}", {"tool": "é"}))
+        out.append(seal(out[-1].head, 101.0 + number, "noted", f"call_{number}", {"tool": "é"}))
     if closed:
         out.append(seal(out[-1].head, 200.0, CLOSED, None, {}))
     return out
@@ -446,7 +446,7 @@ def test_an_export_says_again_what_its_reader_does_not_keep(
     find = {part.digest: part.text for part in parts}.get
     out = [seal(Head(OLD), 100.0, "chain_opened", None, {"previous": None})]
     for named in ("ab", "bc", "ca", "c", "ba"):
-        out.append(seal(out[-1].head, 101.0, "started", "c", {"shared": [parts["abc".index(one)] for one in named]}))
+        out.append(seal(out[-1].head, 101.0, "noted", "c", {"shared": [parts["abc".index(one)] for one in named]}))
     monkeypatch.setattr(export, "MAX_SAID", 2 * len(parts[0].text))
     write_export(tmp_path / "e", [replace(record, find=find) for record in out], keys)
     assert verify_export(tmp_path / "e", keys.public).ok

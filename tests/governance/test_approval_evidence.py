@@ -298,8 +298,8 @@ def find_leave(way: Way) -> Json:
 
 Change = Callable[[Json], Json | None]
 UNPROVEN: dict[str, tuple[Change, str]] = {
-    "nothing": (lambda proof: {"id": "apr_0", "by": [{"person": "bob", "at": 1.0}]}, "no answer that gave it"),
-    "nobody": (lambda proof: {"id": "apr_0", "by": []}, "no answer that gave it"),
+    "nothing": (lambda proof: {"id": "apr_0", "by": [{"person": "bob", "at": 1.0}]}, "are not signed"),
+    "nobody": (lambda proof: {"id": "apr_0", "by": []}, "are not signed"),
     "no answers": (lambda proof: {**proof, "by": []}, "0 of 1 people agree"),
     "an answer that is not there": (
         lambda proof: {**proof, "by": [{**proof["by"][0], "hash": "0" * 64}]},
@@ -385,14 +385,15 @@ async def test_an_answer_from_another_process_while_the_log_is_read_is_found(tmp
         assert verify_live(records, checkpoints, keys(way).public, reader.record).ok
 
 
-async def test_what_an_earlier_version_recorded_still_verifies(tmp_path: Path) -> None:
+async def test_what_a_version_recorded_that_signed_no_answers_proves_nothing(tmp_path: Path) -> None:
     async with governed(tmp_path, ASKING) as way:
         asked = {"approval": "apr_0", "tool": "echo", "people": 1, "expires_at": time.time() + 60}
         told = {"approval": "apr_0", "tool": "echo", "person": "bob", "approve": True, "state": "approved"}
         await way.store.write(lambda tx: tx.append("approval_asked", "call_0", asked))
         await way.store.write(lambda tx: tx.append("approval_answered", "call_0", told))
         await ran_on(way, {"id": "apr_0", "rule": "boss", "by": [{"person": "bob", "at": time.time()}]})
-        assert verified(way).ok and exported(way)[1].ok
+        for report in (verified(way), exported(way)[1]):
+            assert "approval apr_0, the question and answers of which are not signed" in str(report)
 
 
 # ── what was pruned ──

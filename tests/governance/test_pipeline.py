@@ -452,6 +452,8 @@ async def test_without_a_record_no_result_is_given(tmp_path: Path, one: Any, sta
             database.execute("DROP INDEX broken")
         database.close()
         assert (await way.call()).ok, "and when the disk is well again, so is the gateway"
+        assert way.store.reader().running() == []
+        assert [record["reason_code"] for record in way.finished()] == ["store", "ok"], "the end that was owed, first"
 
 
 async def test_a_closed_store_refuses_and_does_not_raise(tmp_path: Path) -> None:

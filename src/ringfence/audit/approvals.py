@@ -181,8 +181,6 @@ class ApprovalVerifier:
     """Given every record of a log, its chains in any order, finds calls that ran on approvals that it does not have."""
 
     def __init__(self, findings: Findings, public: Ed25519PublicKey) -> None:
-        self.partial = False
-        """Whether a part of a log is all there is."""
         self._findings = findings
         self._public = public
         self._records: dict[str, Json] = {}
@@ -264,7 +262,7 @@ class ApprovalVerifier:
         if identity in self._refused:
             return f"ran on approval {identity}, which {self._refused[identity]} refused"
         if "asked" not in approval:
-            return self._older(identity, approval)
+            return f"ran on approval {identity}, the question and answers of which are not signed"
         question = self._signed(approval["asked"], identity, ASKED)
         if question is None:
             return f"ran on approval {identity}, and this log has no question for it"
@@ -285,17 +283,6 @@ class ApprovalVerifier:
         if body is None or body["kind"] != kind or _id(body) != identity:
             return None
         return body if has_signature(self._public, body) else None
-
-    def _older(self, identity: str, approval: Json) -> str | None:
-        """The problem of an approval from before answers were signed: each person named must still be on record."""
-        if self.partial:
-            return None  # it may have been answered before
-        answered = [b for b in self._records.values() if b["kind"] == ANSWERED and _id(b) == identity]
-        agreed = {str(body.get("person")) for body in answered if body.get("approve") is True}
-        named = {str(by.get("person")) for by in approval.get("by") or () if isinstance(by, dict)}
-        if not named or not named <= agreed:
-            return f"ran on approval {identity}, and this log has no answer that gave it"
-        return None
 
 
 def _asks(body: Json) -> bool:

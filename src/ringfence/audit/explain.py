@@ -285,7 +285,7 @@ def _approval(story: Json, records: list[Json], public: Ed25519PublicKey | None)
         elif _kind(record) == "approval_answered" and (approval, name) not in listed:
             listed.add((approval, name))
             agreed = record.get("approve") is True
-            if agreed and "asked" in used and public is not None and not has_signature(public, record):
+            if agreed and public is not None and not has_signature(public, record):
                 out.append(
                     f"an answer of {name or 'a person without a name'} ({approval}) is not signed and proves nothing"
                 )
@@ -296,7 +296,7 @@ def _approval(story: Json, records: list[Json], public: Ed25519PublicKey | None)
         elif _kind(record) == "approval_void":
             why = _text(record.get("why")).replace("_", " ")
             out.append(f"{approval} became void{_at(record.get('at'))}{f' ({why})' if why else ''}")
-    if identity and not _proven(identity, records, public if "asked" in used else None):
+    if identity and not _proven(identity, records, public):
         out.append(f"{identity} was used, and the log does not prove that a person gave it")
     return out
 

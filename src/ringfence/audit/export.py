@@ -22,6 +22,7 @@ from typing import IO, Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from ringfence.audit.approvals import ANSWERED, ASKED, ApprovalVerifier, Proof, proves
+from ringfence.audit.calls import CallVerifier
 from ringfence.audit.chain import (
     ALWAYS,
     CLOSED,
@@ -385,6 +386,7 @@ class _Reading:
         self._prunes: dict[str, Pruned] = {}
         self._said = _Said()
         self._approvals = ApprovalVerifier(self._found, public)
+        self._calls = CallVerifier(self._found)
         self._closed = False
 
     def take(self, line: bytes) -> bool:
@@ -430,7 +432,6 @@ class _Reading:
             self._found.add(f"the first line is not the header of a {FORMAT}")
             return
         self._header = value
-        self._approvals.partial = value.get("from") is not None or value.get("to") is not None
 
     def _take_record(self, value: Json) -> None:
         text = value["text"]
@@ -458,6 +459,7 @@ class _Reading:
             self._found.add("names a part that is missing before it", name, self._chains[name].seq)
         pruned = name in self._prunes and body["seq"] <= self._prunes[name].seq
         self._approvals.feed(body, digest, self._said.find, pruned=pruned)
+        self._calls.feed(body)
         self._take_names(name, body, Head(name, body["seq"], digest))
         if body["kind"] == CLOSED and "unsigned" in body:
             self._found.notes.append(_unsigned(name, body["unsigned"]))
@@ -558,6 +560,7 @@ class _Reading:
         if not self._closed:
             self._found.add("the export ends without a closing line that verifies: its end was cut off or replaced")
         self._approvals.finish()
+        self._calls.finish()
         heads = tuple(chain.head for _, chain in sorted(self._chains.items()))
         count = sum(chain.count for chain in self._chains.values())
         return Verification(tuple(self._found.faults), tuple(self._found.notes), count, heads)
@@ -604,6 +607,7 @@ def verify_live(
     """
     found = Findings()
     approvals = ApprovalVerifier(found, public_key)
+    calls = CallVerifier(found)
     pruned = prunes(checkpoints, public_key)
     heads: dict[str, Head] = {}
     count = 0
@@ -613,7 +617,7 @@ def verify_live(
         held = Slots(None, -1, 0)
         if name in checkpoints:
             held = read_slots(checkpoints[name], name, public_key)
-        live = _Live(name, approvals, found, held.newest, wanted)
+        live = _Live(name, (approvals, calls), found, held.newest, wanted)
         if name in pruned:
             live.begins_after(pruned[name])
         for record in records.get(name, ()):
@@ -631,6 +635,7 @@ def verify_live(
         if late is not None:
             approvals.vouch(late.text, late.hash)
     approvals.finish()
+    calls.finish()
     return Verification(tuple(found.faults), tuple(found.notes), count, tuple(reversed(heads.values())))
 
 
@@ -683,7 +688,7 @@ class _Live:
     def __init__(
         self,
         name: str,
-        approvals: ApprovalVerifier,
+        across: tuple[ApprovalVerifier, CallVerifier],
         found: Findings,
         held: Checkpoint | None,
         wanted: Wanted,
@@ -691,7 +696,7 @@ class _Live:
         self.verifier = ChainVerifier(name, found)
         self.verifier.signed = 0 if held is None else held.seq
         self._name = name
-        self._approvals = approvals
+        self._approvals, self._calls = across
         self._found = found
         self._held = held
         self._wanted = wanted
@@ -721,6 +726,7 @@ class _Live:
                 text = f"chain {self._name}: some of what was pruned still stands; the next prune removes it."
                 self._found.notes.append(text)
             return
+        self._calls.feed(body)
         for digest in shared_by(body):
             if digest not in self._said:
                 self._said.add(digest)

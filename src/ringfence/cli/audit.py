@@ -407,6 +407,8 @@ def _compared(reader: Reader, report: Verification) -> Verification:
     found = Findings(list(report.faults), list(report.notes))
     for fault in reader.faults(MAX_FAULTS):
         found.add(fault)
+    for fault in reader.misreported(MAX_FAULTS):
+        found.add(fault)
     for call_id, part in reader.missing_payloads(MAX_FAULTS):
         found.add(f"what was kept of the {part} of call {call_id} is gone, and no erasure is on record")
     for chain, seq in reader.misplaced(MAX_FAULTS):

@@ -730,6 +730,7 @@ class Pipeline:
                 self._keys.ended()
         except StoreError as exc:
             log.error("call %s could not be closed on record: %s", state.call.id, exc)
+            self._store.owe(state.call.id)
             status = Status.UNKNOWN if state.dispatched else Status.UNAVAILABLE
             lost = Outcome(status, "store", own_words("the outcome could not be recorded, so it is withheld"))
             return _completed(lost, self._facts(state, lost))

@@ -389,6 +389,27 @@ class Reader:
         """Calls that are started and not finished."""
         return [str(row[0]) for row in self._all("SELECT call_id FROM running ORDER BY chain, seq")]
 
+    def misreported(self, limit: int) -> list[str]:
+        """Where the table of running calls is not what the log says. Each row in one look, as others write."""
+        left_out = self._all(
+            "SELECT s.call_id FROM records AS s WHERE s.kind = 'started' AND NOT EXISTS"
+            " (SELECT 1 FROM records AS f WHERE f.call_id = s.call_id AND f.kind = 'finished') AND NOT EXISTS"
+            " (SELECT 1 FROM running AS r WHERE r.call_id = s.call_id AND r.chain = s.chain AND r.seq = s.seq) LIMIT ?",
+            [limit],
+        )
+        added = self._all(
+            "SELECT r.call_id FROM running AS r WHERE NOT EXISTS (SELECT 1 FROM records AS s WHERE s.chain = r.chain"
+            " AND s.seq = r.seq AND s.kind = 'started' AND s.call_id = r.call_id) LIMIT ?",
+            [limit],
+        )
+        return [
+            *(
+                f"call {call_id} has not ended, and the table of running calls does not have it"
+                for (call_id,) in left_out
+            ),
+            *(f"the table of running calls has call {call_id}, which did not begin there" for (call_id,) in added),
+        ]
+
     def _all(self, text: str, values: list[Any] | None = None) -> list[tuple[Any, ...]]:
         with _readable():
             return self._connection.execute(text, values or []).fetchall()

@@ -12,7 +12,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from ringfence.audit.chain import CLOSED, ChainVerifier, Findings, Head, Record, is_chain_name
+from ringfence.audit.chain import (
+    CLOSED,
+    OPENED,
+    ChainVerifier,
+    Checkpoint,
+    Findings,
+    Head,
+    Record,
+    is_chain_name,
+    misfiled,
+)
 from ringfence.audit.keys import Keys
 from ringfence.core.errors import StoreError
 from ringfence.core.record import dataclass
@@ -22,6 +32,11 @@ from ringfence.store.rows import RECORD, record_from
 from ringfence.store.transaction import Transaction
 
 T = TypeVar("T")
+
+_OPEN = (
+    "SELECT s.call_id, s.seq, s.hash FROM records AS s WHERE s.chain = ? AND s.kind = 'started' AND NOT EXISTS"
+    " (SELECT 1 FROM records AS f WHERE f.call_id = s.call_id AND f.kind = 'finished')"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +100,7 @@ class Recovery:
             if name not in waiting:
                 continue  # another start has recorded it meanwhile
             transaction.append("chain_damaged", None, {"damaged": name, "message": reason})
-            self._calls += transaction.finish_lost(name)
+            self._calls += transaction.finish_lost(name, self._suspected(name), damaged=True)
             self._settle(name)
 
     def _unsettled(self) -> list[str]:
@@ -124,7 +139,7 @@ class Recovery:
             return
         closed: list[str] = []
         with durable_transaction(self._connection, Head(name), self._keys) as transaction:
-            last, fault = self._tail(name, held.seq, held.head)
+            last, begun, fault = self._follow(name, held)
             if fault is not None:
                 self._damaged[name] = fault
                 return
@@ -134,7 +149,8 @@ class Recovery:
                 transaction.take_along(noted)
                 transaction.head = noted[-1][0].head if noted else transaction.head
                 found = transaction.head.seq
-                closed = transaction.finish_lost(name)
+                begun |= {str(record.call_id): record.head for record, _ in noted}
+                closed = transaction.finish_lost(name, begun)
                 # What was not signed is signed now: a reader must be able to tell that it was only found.
                 unsigned = {"unsigned": {"from": held.seq + 1, "to": found}} if found > held.seq else {}
                 transaction.append(CLOSED, None, {"recovered": True, "calls": len(closed), **unsigned})
@@ -146,26 +162,58 @@ class Recovery:
         chainfiles._remove_file(chainfiles.ahead_path(self._folder, name))
         self._chains.append(name)
 
-    def _tail(self, name: str, seq: int, digest: str) -> tuple[Record | None, str | None]:
-        """The chain's last record, once all from the checkpoint on follow from it; else what is wrong."""
+    def _follow(self, name: str, held: Checkpoint) -> tuple[Record | None, dict[str, Head], str | None]:
+        """The chain's last record and the calls that began in it and have not ended, by its own texts, once these lead
+        to its checkpoint and on from there; else what is wrong."""
+        begun: dict[str, Head] = {}
         found = Findings()
-        verifier = ChainVerifier(name, found)
-        verifier.seq = seq
-        verifier.hash = digest
-        verifier.first = 1
+        since = self._oldest_open(name, held.seq)
+        verifier = ChainVerifier(name, found, partial=since > 1)
         last: Record | None = None
-        for row in self._connection.execute(f"{RECORD} WHERE chain = ? AND seq >= ? ORDER BY seq", (name, seq)):
+        seen = held.seq == 0
+        for row in self._connection.execute(f"{RECORD} WHERE chain = ? AND seq >= ? ORDER BY seq", (name, since)):
             record = record_from(row)
-            if record.seq != seq:
-                verifier.feed(record.text, record.hash)
-            elif record.hash != digest:
-                return None, f"record {seq} of chain {name} is not the one that its checkpoint was signed for"
+            if record.seq == held.seq:
+                seen = True
+                if record.hash != held.head:
+                    text = f"record {held.seq} of chain {name} is not the one that its checkpoint was signed for"
+                    return None, {}, text
+            body = verifier.feed(record.text, record.hash)
+            for field in () if body is None else misfiled(record, body):
+                found.add(f"is filed under another {field} than its text has", name, record.seq)
+            if found.faults:
+                return None, {}, str(found.faults[0])
+            if record.kind == "started":
+                begun[str(record.call_id)] = record.head
+            elif record.kind == "finished":
+                begun.pop(str(record.call_id), None)
             last = record
-        if seq and (last is None or last.seq < seq):
-            return None, f"chain {name} ends before record {seq}, where its checkpoint stands"
-        if found.faults:
-            return None, str(found.faults[0])
-        return last, None
+        if held.seq and (last is None or last.seq < held.seq):
+            return None, {}, f"chain {name} ends before record {held.seq}, where its checkpoint stands"
+        if not seen:
+            return None, {}, f"record {held.seq} of chain {name}, where its checkpoint stands, is missing"
+        return last, begun, None
+
+    def _oldest_open(self, name: str, signed: int) -> int:
+        """Where to begin to read: at the first call that has not ended, if that began before the checkpoint.
+
+        By the columns beside the texts: where these were changed, calls stay open in a chain that is closed, which
+        `audit verify` finds.
+        """
+        opened = self._connection.execute(
+            "SELECT seq FROM records WHERE chain = ? AND kind = ? ORDER BY seq DESC LIMIT 1", (name, OPENED)
+        ).fetchone()
+        row = self._connection.execute(f"{_OPEN} AND s.seq > ? ORDER BY s.seq LIMIT 1", (name, *(opened or (0,))))
+        first = row.fetchone()
+        return min(signed, first[1]) if first is not None and isinstance(first[1], int) else signed
+
+    def _suspected(self, name: str) -> dict[str, Head]:
+        """The calls that may run in a chain that is damaged: what its records say, and what the table says."""
+        rows = self._connection.execute(f"{_OPEN} ORDER BY s.seq", (name,)).fetchall()
+        begun = {str(call): Head(name, seq if isinstance(seq, int) else 0, str(digest)) for call, seq, digest in rows}
+        for (call_id,) in self._connection.execute("SELECT call_id FROM running WHERE chain = ? ORDER BY seq", (name,)):
+            begun.setdefault(str(call_id), Head(name))
+        return begun
 
     def _settle(self, name: str) -> None:
         self._connection.execute("UPDATE chains SET settled = 1 WHERE chain = ?", (name,))

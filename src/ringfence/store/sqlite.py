@@ -41,6 +41,8 @@ T = TypeVar("T")
 
 AHEAD_SECONDS = 0.05
 """How long a call may run before the database says that it does."""
+OWED_SECONDS = 5.0
+"""How often it is tried to write the end of a call that could not be written."""
 LOOK_SECONDS = 0.1
 """How often an answer from another process, or the end of its call, is looked for."""
 
@@ -184,6 +186,17 @@ class Store:
             kept(result)
         return result
 
+    def owe(self, call_id: str) -> None:
+        """Close a call whose *finished* could not be written, with the next thing that can be: on record it would run
+        for ever, and have its idempotency key. Until something can be, that is tried again and again."""
+        self._writer.owe(call_id)
+        asyncio.get_running_loop().call_later(OWED_SECONDS, self._pay)
+
+    def _pay(self) -> None:
+        if self._writer.owes:
+            self._submit(WriteJob(nothing, False))
+            asyncio.get_running_loop().call_later(OWED_SECONDS, self._pay)
+
     def _submit(self, job: WriteJob) -> None:
         """Outside of the loop a refusal by the queue would be lost; the waiting caller hears of it."""
         try:
@@ -249,7 +262,7 @@ class Store:
         await asyncio.to_thread(self.close)
 
     def _end(self, transaction: Transaction) -> None:
-        lost = transaction.finish_lost(self.chain)
+        lost = transaction.finish_lost(self.chain, transaction.running())
         ends = transaction.unnamed_ends()
         transaction.append(CLOSED, None, {"recovered": False, "calls": len(lost), **({"ends": ends} if ends else {})})
 

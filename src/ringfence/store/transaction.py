@@ -6,11 +6,12 @@ import contextlib
 import os
 import sqlite3
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 from ringfence.audit import approvals, chain
+from ringfence.audit.calls import RUNNING_CHANGED
 from ringfence.audit.chain import Head
 from ringfence.audit.keys import Keys
 from ringfence.core import canonical, system
@@ -48,6 +49,11 @@ SAID_SECONDS = 3600.0
 """After so long a process says again what its records share: by then a reader may have forgotten it."""
 _SAY = "INSERT INTO shared (digest, text, at) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET at = excluded.at"
 _COPIED = ("call", "contract", "pin", "decision", "approval", "arguments", "durable", "effect_possible", "shared")
+_LOST = {
+    "crash": "the gateway stopped while this call was running",
+    "store": "the outcome could not be recorded, so it is withheld",
+}
+_MOST_NAMED = 100
 _CHANGED = "Another program changed the database"
 _RUNNING = "INSERT OR REPLACE INTO running (call_id, chain, seq) VALUES (?, ?, ?)"
 _INSERT = "INSERT INTO records (chain, seq, at, kind, call_id, text, hash, salt) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
@@ -63,6 +69,7 @@ class Transaction:
         keys: Keys,
         due: float,
         said: Mapping[str, float] | None = None,
+        running: Mapping[str, Head] | None = None,
     ) -> None:
         self._connection = connection
         self._keys = keys
@@ -79,6 +86,10 @@ class Transaction:
         """Bytes, but for small change."""
         self.begun: dict[str | None, int] = {}
         """Calls whose *started* is taken along: by the end, those that still run are put down as running."""
+        self._running = running or {}
+        self.changes: list[tuple[str | None, Head | None]] = []
+        """Calls that this transaction begins, with the place of their *started*, and those that it ends; `running` were
+        begun before it by this process, which believes no table in that."""
 
     # ── The log ──
 
@@ -88,6 +99,7 @@ class Transaction:
             self._insert(record, salt)
             if record.kind == "started":
                 self.begun[record.call_id] = record.seq
+                self.changes.append((record.call_id, record.head))
 
     def put_running(self) -> None:
         """Write the rows of running calls, before this transaction ends."""
@@ -106,8 +118,11 @@ class Transaction:
             self._say(body[chain.SHARED])
         if kind == "started":
             self._connection.execute(_RUNNING, (call_id, record.chain, record.seq))
-        elif kind == "finished" and self.begun.pop(call_id, None) is None:
-            self._connection.execute("DELETE FROM running WHERE call_id = ?", (call_id,))
+            self.changes.append((call_id, record.head))
+        elif kind == "finished":
+            self.changes.append((call_id, None))
+            if self.begun.pop(call_id, None) is None:
+                self._connection.execute("DELETE FROM running WHERE call_id = ?", (call_id,))
         self.head = record.head
         return Receipt(record.chain, record.seq, record.hash)
 
@@ -162,25 +177,56 @@ class Transaction:
             self.saying[part.digest] = now
             self.written += len(part.text)
 
-    def finish_lost(self, chain_name: str) -> list[str]:
-        """Close every call that was started in that chain and has no outcome, and lose the keys that it held."""
+    def running(self) -> dict[str, Head]:
+        """The calls that this process has begun and not ended, with the places of their *started*."""
+        return dict(apply_changes({**self._running}, self.changes))
+
+    def finish_lost(self, chain_name: str, begun: Mapping[str, Head], *, damaged: bool = False) -> list[str]:
+        """Close every call that was `begun` in that chain and has no outcome, and lose the keys that it held.
+
+        What was begun is what the chain itself says, or the process that wrote it. The table of running calls is only
+        compared with that: where it says otherwise, another program has changed it, and that goes on record. Of a chain
+        that is `damaged` all that may have begun is closed, and nothing can be compared.
+        """
         self.put_running()
-        rows = self._connection.execute(
-            "SELECT running.call_id, records.seq, records.text FROM running LEFT JOIN records"
-            " ON records.chain = running.chain AND records.seq = running.seq"
-            " WHERE running.chain = ? ORDER BY running.seq",
-            (chain_name,),
-        ).fetchall()
-        closed: list[str] = []
-        for call_id, seq, text in rows:
-            if self._has_ended(call_id):  # the caller that says it began again does not know
-                self.lose_keys(call_id)
-                self._connection.execute("DELETE FROM running WHERE call_id = ?", (call_id,))
-                continue
-            self.append("finished", call_id, {**_lost(text), "started_seq": seq, "started_chain": chain_name})
+        rows = self._connection.execute("SELECT call_id, seq FROM running WHERE chain = ?", (chain_name,)).fetchall()
+        if not damaged:
+            self._compare_running(chain_name, begun, dict(rows))
+        for call_id in {*begun, *(call_id for call_id, _ in rows)}:
             self.lose_keys(call_id)
-            closed.append(call_id)
+        closed = [call_id for call_id in begun if not self._has_ended(call_id)]
+        for call_id in closed:
+            self._finish_bare(call_id, begun[call_id], "crash")
+        self._connection.execute("DELETE FROM running WHERE chain = ?", (chain_name,))
         return closed
+
+    def finish_owed(self, call_ids: Iterable[str]) -> bool:
+        """Close calls of this process that have ended, and whose end could not be written. True where there are any."""
+        running = self.running()
+        owed = [call_id for call_id in call_ids if call_id in running and not self._has_ended(call_id)]
+        for call_id in owed:
+            self._finish_bare(call_id, running[call_id], "store")
+            self.lose_keys(call_id)
+        return bool(owed)
+
+    def _compare_running(self, chain_name: str, begun: Mapping[str, Head], rows: Mapping[Any, Any]) -> None:
+        """Put it on record where the table of running calls does not say what the chain says."""
+        places = {call_id: place.seq for call_id, place in begun.items() if not self._has_ended(call_id)}
+        missing = [call_id for call_id, seq in places.items() if rows.get(call_id) != seq]
+        # A row of a call that has ended misleads nobody: an interrupted start may have left it.
+        added = [call_id for call_id in rows if call_id not in places and not self._has_ended(call_id)]
+        if missing or added:
+            body = {"changed": chain_name, "missing": missing[:_MOST_NAMED], "count": len(missing), "added": len(added)}
+            self.append(RUNNING_CHANGED, None, body)
+
+    def _finish_bare(self, call_id: str, place: Head, reason: str) -> None:
+        """Write *finished* for a call of which no more is known than its *started*, if that still is what was there."""
+        row = self._connection.execute(
+            "SELECT text FROM records WHERE chain = ? AND seq = ?", (place.chain, place.seq)
+        ).fetchone()
+        text = row[0] if row is not None and isinstance(row[0], str) and chain.is_part(row[0], place.hash) else None
+        began = {"started_seq": place.seq or None, "started_chain": place.chain}
+        self.append("finished", call_id, {**_lost(text, call_id, reason), **began})
 
     def _has_ended(self, call_id: str) -> bool:
         ended = "SELECT 1 FROM records WHERE call_id = ? AND kind = 'finished'"
@@ -572,22 +618,33 @@ def _question(asked: Approval) -> Json:
     }
 
 
-def _lost(text: str | None) -> Json:
+def apply_changes(running: dict[str, Head], changes: list[tuple[str | None, Head | None]]) -> dict[str, Head]:
+    """What runs, once calls have begun and ended."""
+    for call_id, place in changes:
+        if call_id is not None:
+            if place is None:
+                running.pop(call_id, None)
+            else:
+                running[call_id] = place
+    return running
+
+
+def _lost(text: str | None, call_id: str, reason: str) -> Json:
     """The finished record of a call whose outcome is unknown, from its started one."""
     started: Any = {}
     if text is not None:
         with contextlib.suppress(StoreError):  # a damaged record still has to be closed
             started = unpack(text)
-    if not isinstance(started, dict):
+    if not isinstance(started, dict) or (started.get("kind"), started.get("call_id")) != ("started", call_id):
         started = {}
     possible = started.get("effect_possible") is not False
     return {
         **{name: started[name] for name in _COPIED if name in started},
         "status": "unknown",
-        "reason_code": "crash",
-        "message": "the gateway stopped while this call was running",
+        "reason_code": reason,
+        "message": _LOST[reason],
         "effect": "unknown" if possible else "none",
         "result": None,
         "facts": {},
-        "recovered": True,
+        "recovered": reason == "crash",
     }

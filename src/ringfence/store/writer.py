@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import queue
 import sqlite3
@@ -32,7 +33,9 @@ from ringfence.store.clock import TOLERANCE, LogClock
 from ringfence.store.naming import Naming
 from ringfence.store.rows import last_time
 from ringfence.store.schema import BUSY_SECONDS, DATABASE, connect
-from ringfence.store.transaction import Transaction, is_known
+from ringfence.store.transaction import Transaction, apply_changes, is_known
+
+log = logging.getLogger(__name__)
 
 MAX_GROUP = 256
 """Jobs in one commit; more would only make the first of them wait."""
@@ -100,10 +103,14 @@ class Writer(threading.Thread):
         self._head = head
         self._kept = head
         """The head that the database has."""
-        self._doubtful: Head | None = None
-        """The head that a failed commit would have made; the disk may yet show that it did."""
+        self._running: dict[str, Head] = {}
+        """The calls that have begun in this chain and not ended, by the place of their *started*."""
+        self._doubtful: Transaction | None = None
+        """One whose commit failed; the disk may yet show that it did not."""
         self._said: dict[str, float] = {}
         """What records share and the database has, by its digest, and when this process said it."""
+        self._owed: dict[str, None] = {}
+        """Calls that have ended, and whose end could not be written."""
         self._covered = head.seq
         self._clock = LogClock(time.time())
         self._naming = Naming()
@@ -186,6 +193,14 @@ class Writer(threading.Thread):
         finally:
             self._turn.release()
 
+    def owe(self, call_id: str) -> None:
+        """Close a call with the next transaction: its own end could not be written."""
+        self._owed[call_id] = None
+
+    @property
+    def owes(self) -> bool:
+        return bool(self._owed) and not self._closed
+
     @property
     def is_ahead(self) -> bool:
         return bool(self._noted)
@@ -242,18 +257,24 @@ class Writer(threading.Thread):
                 self._clock.learn(last_time(connection))
                 self._version = version
                 self._naming.others_wrote()
-            transaction = Transaction(connection, self._head, self._checkpoints.keys, self._clock.due, self._said)
+            transaction = Transaction(
+                connection, self._head, self._checkpoints.keys, self._clock.due, self._said, self._running
+            )
             if self._noted:
                 transaction.take_along(self._noted)
-            set_back = transaction.mark_set_back()
+            owed = tuple(self._owed)
+            first = transaction.mark_set_back() | self._finish(connection, transaction, owed)
             if not self._closed and (ends := self._naming.due(connection, self._head.chain)):
                 transaction.append(chain.ENDS, None, {"ends": ends})  # before the end: that record names what is left
-            if self._perform(connection, transaction, group) or set_back:
+            if self._perform(connection, transaction, group, alone=len(group) == 1 and not first) or first:
                 transaction.put_running()
-                self._doubtful = transaction.head
+                self._doubtful = transaction
                 connection.execute("COMMIT")
                 self._head = self._kept = transaction.head
                 self._doubtful = None
+                apply_changes(self._running, transaction.changes)
+                for call_id in owed:
+                    self._owed.pop(call_id, None)
                 self._clock.tick(transaction.began)
                 self._naming.kept()
                 self._caught_up()
@@ -269,6 +290,25 @@ class Writer(threading.Thread):
         if transaction.erased:
             self._move_log("TRUNCATE")  # erased bytes also stand in the log
         return True
+
+    @staticmethod
+    def _finish(connection: sqlite3.Connection, transaction: Transaction, owed: tuple[str, ...]) -> bool:
+        """Write the ends that are owed. One that can never be written must not keep others from being."""
+        if not owed:
+            return False
+        head = transaction.head
+        changed = len(transaction.changes)
+        connection.execute("SAVEPOINT owed")
+        try:
+            written = transaction.finish_owed(owed)
+        except StoreError as exc:
+            log.error("calls %s stay open on record: %s", ", ".join(owed), exc)
+            connection.execute("ROLLBACK TO owed")
+            transaction.head = head
+            del transaction.changes[changed:]
+            written = False
+        connection.execute("RELEASE owed")
+        return written
 
     def _have_said(self, parts: dict[str, float]) -> None:
         if len(self._said) + len(parts) > MAX_SAID:
@@ -293,12 +333,15 @@ class Writer(threading.Thread):
             return False
         return True
 
-    def _perform(self, connection: sqlite3.Connection, transaction: Transaction, group: list[WriteJob]) -> bool:
-        """Run each job in a savepoint of its own; True where any of them is to be kept."""
-        alone = len(group) == 1
+    def _perform(
+        self, connection: sqlite3.Connection, transaction: Transaction, group: list[WriteJob], *, alone: bool
+    ) -> bool:
+        """Run each job in a savepoint of its own; True where any of them is to be kept. One that is `alone`, with
+        nothing before it, needs none."""
         kept = False
         for job in group:
             head = transaction.head
+            changed = len(transaction.changes)
             if not alone:
                 begun = dict(transaction.begun)
                 saying = dict(transaction.saying)
@@ -311,6 +354,7 @@ class Writer(threading.Thread):
             except BaseException as exc:  # the work is the caller's; whatever it raises is the caller's answer
                 job.error = exc
                 transaction.head = head
+                del transaction.changes[changed:]
                 if not alone:
                     transaction.begun = begun
                     transaction.saying = saying
@@ -341,10 +385,12 @@ class Writer(threading.Thread):
             connection.close()
             raise StoreError(f"the chain could not be read again: {exc}") from exc
         found = Head(self._head.chain, *row) if row else Head(self._head.chain)
-        if found not in (self._kept, self._doubtful):
-            connection.close()
-            raise StoreError(f"chain {found.chain} was changed by another program; nothing more is written to it")
+        doubtful = self._doubtful
         if found != self._kept:
+            if doubtful is None or found != doubtful.head:
+                connection.close()
+                raise StoreError(f"chain {found.chain} was changed by another program; nothing more is written to it")
+            apply_changes(self._running, doubtful.changes)
             self._caught_up()
         self._kept = found
         self._head = self._noted[-1][0].head if self._noted else found
