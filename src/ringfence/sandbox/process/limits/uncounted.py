@@ -214,8 +214,8 @@ def _empty_one() -> list[bytes]:
 
 
 def filters(pids: Iterable[int]) -> int:
-    """How many filters for system calls these processes have installed. Each task counts for itself, since nothing tells
-    which filters it shares with others: there are at most so many."""
+    """How many filters for system calls these processes have installed. Each task counts for itself, since nothing
+    tells which filters it shares with others: there are at most so many."""
     count = 0
     for pid in pids:
         with contextlib.suppress(OSError):

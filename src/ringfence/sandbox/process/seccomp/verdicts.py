@@ -33,9 +33,9 @@ EPERM = Ruling("errno", errno.EPERM)
 EINVAL = Ruling("errno", errno.EINVAL)
 DONE = Ruling("errno", 0)
 OWN_FILTER = Ruling("notify", errno.ENOMEM)
-"""A program's own filter for system calls. Its machine code is memory that no control group counts and that the host has
-little of, and kernels to 6.18 at least stand still for good when very many filters are freed at once. So the supervisor
-bounds their number in a box."""
+"""A program's own filter for system calls. Its machine code is memory that no control group counts and that the host
+has little of, and kernels to 6.18 at least stand still for good when very many filters are freed at once. So the
+supervisor bounds their number in a box."""
 
 
 @dataclass(frozen=True, slots=True)
