@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ringfence.audit.chain import CLOSED, ENDS, OPENED, Head, Period, Record, Verification, seal
+from ringfence.audit.chain import ALWAYS, CLOSED, ENDS, OPENED, Head, Period, Record, Verification, seal
 from ringfence.audit.export import verify_export, verify_live, write_export
 from ringfence.audit.keys import Keys
 from ringfence.core.errors import TamperError
@@ -303,7 +304,7 @@ def named(record: Record) -> dict[str, Any]:
 
 
 def chain_of(name: str, ends: list[dict[str, Any]] | None = None, salt: str = "") -> list[Record]:
-    out = [seal(Head(name), 100.0, OPENED, None, {"previous": None})]
+    out = [seal(Head(name), 100.0, OPENED, None, {})]
     out.append(seal(out[-1].head, 101.0, "note", None, {"salt": salt}))
     out.append(seal(out[-1].head, 102.0, CLOSED, None, {"ends": ends} if ends else {}))
     return out
@@ -327,3 +328,27 @@ def test_an_export_has_the_ends_that_its_records_name(tmp_path: Path, keys: Keys
     assert said in str(verified([wrong]))
     assert "is not the record 4 that" in str(verified([{**named(right), "seq": 4}]))
     assert verified([json.loads("{}"), "x", {"seq": "1"}]).ok  # type: ignore[list-item]
+
+
+def test_chains_of_another_state_under_the_same_key_do_not_become_part_of_this_one(
+    folder: Path, keys: Keys, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    for state in (other, folder, folder):
+        Store.open(state, keys).close()
+    with closing(Reader.open(folder)) as reader:
+        assert verify_live(*reader.evidence(), keys.public).ok
+    with closing(sqlite3.connect(folder / "ringfence.db", isolation_level=None)) as database:
+        database.execute("ATTACH ? AS other", (str(other / "ringfence.db"),))
+        names = "chain, seq, at, kind, call_id, text, hash, salt"
+        database.execute(f"INSERT INTO records ({names}) SELECT {names} FROM other.records ORDER BY id")
+        database.execute("INSERT INTO chains SELECT * FROM other.chains")
+    for path in (other / "checkpoints").iterdir():
+        shutil.copy(path, folder / "checkpoints")
+    with closing(Reader.open(folder)) as reader:
+        live = verify_live(*reader.evidence(), keys.public)
+        write_export(tmp_path / "e", reader.period(), keys, ALWAYS, reader.checkpoints(), reader.record)
+    for report in (live, verify_export(tmp_path / "e", keys.public)):
+        assert [fault.text for fault in report.faults] == [
+            "begins a log, and so does another chain: those of several states were put together"
+        ] * 2

@@ -174,6 +174,29 @@ def named_by(body: Json) -> list[Head]:
     ]
 
 
+class OriginVerifier:
+    """Given every record of a log, finds chains that began in another one.
+
+    One key signs for every state of an account, so a chain of another state has good checkpoints. But who opens a chain
+    names the last record of the log before it; so a log has one beginning, and what came with another is not of it.
+    """
+
+    def __init__(self, findings: Findings) -> None:
+        self._findings = findings
+        self._begins: list[tuple[str, int]] = []
+
+    def feed(self, body: Json) -> None:
+        """A record that its chain has."""
+        if body["kind"] == OPENED and body.get("previous", body) is None and len(self._begins) <= MAX_FAULTS:
+            self._begins.append((body["chain"], body["seq"]))
+
+    def finish(self) -> None:
+        """All was seen that there is."""
+        for chain, seq in sorted(self._begins) if len(self._begins) > 1 else ():
+            text = "begins a log, and so does another chain: those of several states were put together"
+            self._findings.add(text, chain, seq)
+
+
 def seal(head: Head, at: float, kind: str, call_id: str | None, body: Json) -> Record:
     """The record that follows `head`. Raises ValueError for a body that could not be read back."""
     if not _RESERVED.isdisjoint(body):

@@ -33,6 +33,7 @@ from ringfence.audit.chain import (
     Checkpoint,
     Findings,
     Head,
+    OriginVerifier,
     Period,
     Pruned,
     Record,
@@ -387,6 +388,7 @@ class _Reading:
         self._said = _Said()
         self._approvals = ApprovalVerifier(self._found, public)
         self._calls = CallVerifier(self._found)
+        self._origins = OriginVerifier(self._found)
         self._closed = False
 
     def take(self, line: bytes) -> bool:
@@ -460,6 +462,7 @@ class _Reading:
         pruned = name in self._prunes and body["seq"] <= self._prunes[name].seq
         self._approvals.feed(body, digest, self._said.find, pruned=pruned)
         self._calls.feed(body)
+        self._origins.feed(body)
         self._take_names(name, body, Head(name, body["seq"], digest))
         if body["kind"] == CLOSED and "unsigned" in body:
             self._found.notes.append(_unsigned(name, body["unsigned"]))
@@ -561,6 +564,7 @@ class _Reading:
             self._found.add("the export ends without a closing line that verifies: its end was cut off or replaced")
         self._approvals.finish()
         self._calls.finish()
+        self._origins.finish()
         heads = tuple(chain.head for _, chain in sorted(self._chains.items()))
         count = sum(chain.count for chain in self._chains.values())
         return Verification(tuple(self._found.faults), tuple(self._found.notes), count, heads)
@@ -608,6 +612,7 @@ def verify_live(
     found = Findings()
     approvals = ApprovalVerifier(found, public_key)
     calls = CallVerifier(found)
+    origins = OriginVerifier(found)
     pruned = prunes(checkpoints, public_key)
     heads: dict[str, Head] = {}
     count = 0
@@ -617,7 +622,7 @@ def verify_live(
         held = Slots(None, -1, 0)
         if name in checkpoints:
             held = read_slots(checkpoints[name], name, public_key)
-        live = _Live(name, (approvals, calls), found, held.newest, wanted)
+        live = _Live(name, (approvals, calls, origins), found, held.newest, wanted)
         if name in pruned:
             live.begins_after(pruned[name])
         for record in records.get(name, ()):
@@ -636,6 +641,7 @@ def verify_live(
             approvals.vouch(late.text, late.hash)
     approvals.finish()
     calls.finish()
+    origins.finish()
     return Verification(tuple(found.faults), tuple(found.notes), count, tuple(reversed(heads.values())))
 
 
@@ -688,7 +694,7 @@ class _Live:
     def __init__(
         self,
         name: str,
-        across: tuple[ApprovalVerifier, CallVerifier],
+        across: tuple[ApprovalVerifier, CallVerifier, OriginVerifier],
         found: Findings,
         held: Checkpoint | None,
         wanted: Wanted,
@@ -696,7 +702,7 @@ class _Live:
         self.verifier = ChainVerifier(name, found)
         self.verifier.signed = 0 if held is None else held.seq
         self._name = name
-        self._approvals, self._calls = across
+        self._approvals, self._calls, self._origins = across
         self._found = found
         self._held = held
         self._wanted = wanted
@@ -727,6 +733,7 @@ class _Live:
                 self._found.notes.append(text)
             return
         self._calls.feed(body)
+        self._origins.feed(body)
         for digest in shared_by(body):
             if digest not in self._said:
                 self._said.add(digest)
