@@ -45,7 +45,8 @@ test:
 	@tail -n 1 .tools/pytest.log
 
 QUICK := tests/core tests/config tests/audit tests/secrets tests/front tests/test_layout.py \
-	tests/sandbox/files tests/sandbox/tools tests/sandbox/keeper
+	tests/sandbox/files tests/sandbox/tools tests/sandbox/keeper tests/store/test_recovery.py \
+	$(addprefix tests/governance/test_,$(addsuffix .py,disclosure effects facts guard journal pipeline))
 
 quick: lint
 	@$(PYTHON) -m pytest -q -n $(JOBS) $(QUICK)

@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 from ringfence.audit.explain import explain
+from ringfence.audit.keys import load_or_create
 from ringfence.compose.runs import Runs
 from ringfence.core.box import NO_OUTSIDE, Attached, Mount, Outside
 from ringfence.core.errors import (
@@ -23,8 +24,10 @@ from ringfence.core.errors import (
     beginning,
 )
 from ringfence.core.model import Contract, Json, Mode, Outcome, Person, ServerSpec, ServerVolume, Status, Transport
-from ringfence.governance import approvals
+from ringfence.governance import approvals, journal
 from ringfence.governance.effects import NO_EFFECTS, PossibleEffects, effects_of_start, possible_effects
+from ringfence.governance.facts import Ending, build
+from ringfence.governance.journal import CallState
 from ringfence.sandbox.tools.definition import Changes, Tool
 from ringfence.sandbox.tools.toolkit import KIT, PROGRAMS
 from ringfence.store import Store
@@ -32,6 +35,7 @@ from tests import gateways
 from tests.boxing import faked
 from tests.faking import Client, Said, contract, governed, make_call
 from tests.making import READ, WRITE, call
+from tests.store.test_recovery import crash
 from tests.tooling import until
 
 BOX = Contract(name="run", tool="execute_python", transport=Transport.SANDBOXED_EXEC, mode=Mode.HIGH_RISK)
@@ -264,6 +268,23 @@ async def test_a_cancelled_run_with_a_way_out_is_on_record_as_one_that_may_have_
     assert "before anything was sent, and synced to disk; an effect outside was possible" in told
     assert told.count("whether it changed anything outside is unknown") == 1
     assert "nothing outside was changed" not in told
+
+
+@pytest.mark.parametrize("ways", list(itertools.product((False, True), repeat=5)))
+def test_a_crash_leaves_the_effect_that_a_lost_answer_has(ways: tuple[bool, ...], tmp_path: Path) -> None:
+    state = CallState(call(), "development", possible=PossibleEffects(*ways))
+    keys, folder = load_or_create(tmp_path), tmp_path / "state"
+    store = Store.open(folder, keys)
+    store.write_sync(lambda tx: tx.append("started", state.call.id, journal.started(state)))
+    crash(store)
+    with Store.open(folder, keys) as second:
+        (closed,) = second.reader().records(call_id=state.call.id, kind="finished")
+    ending = Ending(state.call, Status.UNKNOWN, "answer_lost", state.began_at, 1.0, READ, dispatched=True)
+    ending.possible = state.possible
+    lost = build(ending)
+    assert closed.body["effect"] == lost["effect"]
+    basis = lost.get("effect_basis") if state.possible else None
+    assert closed.body["facts"].get("effect_basis") == basis
 
 
 @pytest.mark.anyio

@@ -14,6 +14,7 @@ from ringfence.core import canonical
 from ringfence.core.box import MIB, BoxReport, Captured, FileFact, Limits, Ran, Usage
 from ringfence.core.model import Contract, Decision, Effect, Mode, Status, Transport
 from ringfence.core.sessions import CellReport, StepReport, Within
+from ringfence.governance.disclosure import FACTS
 from ringfence.governance.effects import NO_EFFECTS, PossibleEffects, possible_effects
 from ringfence.governance.facts import Ending, build, effect, explanation
 from ringfence.sandbox.tools.results import judge
@@ -459,4 +460,5 @@ def test_the_page_of_facts_names_every_fact() -> None:
     facts = build(ending(contract=BOX, ran=Ran(Limits(), full), within=within))
     page = (ROOT / "docs/facts.md").read_text()
     assert [name for name in facts if f"`{name}`" not in page] == []
+    assert set(facts) <= set(FACTS)
     assert set(facts) > {*KEYS, "session", "claimed", "late", "packages", "planted", "commands", "forged", "skipped"}

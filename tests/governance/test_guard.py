@@ -408,6 +408,9 @@ def test_in_definitions_and_in_what_people_see_it_is_escaped() -> None:
         {"late": {"files": [{"path": "\u200bx"}]}},
         {"planted": [".git/hooks/\u200bx"]},
         {"network": {"denied": [{"host": "\u200bx"}]}},
+        {"network": {"wondered_about": [{"host": "\u200bx"}]}},
+        {"session": {"id": "s", "context": "\u200bx"}},
+        {"largest_file": "\u200bx"},
     ],
     ids=lambda facts: next(iter(facts)),
 )
@@ -427,10 +430,13 @@ def test_a_key_with_a_joiner_that_is_kept_is_like_no_other(name: str) -> None:
 
 def test_facts_are_there_whatever_names_a_program_chose() -> None:
     alike = {"a\u200b": "it is a pipe", r"a\u{200b}": "it is a pipe"}
-    network = {"allowed": [], "denied": [{"host": "x"}], "bytes_out": 7}
-    facts = Guard(Schemas().result_problem).facts({"ended": "exited", "skipped": alike, "network": network})
-    assert "skipped" not in facts and "left out" in facts["trouble"][0]
-    assert facts["ended"] == "exited" and facts["network"] == {"allowed": None, "denied": None, "bytes_out": 7}
+    network = {"allowed": [], "denied": [{"host": "\u200bx"}], "bytes_out": 7}
+    session = {"id": "s", "context": "\u200by"}
+    given = {"ended": "exited", "skipped": alike, "network": network, "session": session, "trouble": ["slow"]}
+    facts = Guard(Schemas().result_problem).facts(given)
+    assert "skipped" not in facts and facts["trouble"][0] == "slow" and "left out" in facts["trouble"][1]
+    assert facts["ended"] == "exited" and facts["network"]["bytes_out"] == 7
+    assert "\u200b" not in str(facts) and facts["session"]["context"] == "\\u{200b}y"
 
 
 def test_what_has_keys_that_would_look_the_same_is_refused() -> None:

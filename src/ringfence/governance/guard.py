@@ -13,6 +13,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import field
 from functools import lru_cache, partial
 from types import MappingProxyType
@@ -27,6 +28,7 @@ from ringfence.core.model import Contract, Definition, GuardedText, Json, Status
 from ringfence.core.ports import SAID_IN_CALLS, Channel, Redactor
 from ringfence.core.record import dataclass
 from ringfence.core.secret import REPLACEMENT
+from ringfence.governance import disclosure
 from ringfence.sandbox.tools import toolkit
 
 log = logging.getLogger("ringfence.guard")
@@ -42,11 +44,7 @@ _MOST_HITS = 1000
 """A text that a pattern matches more often is withheld whole: each hit costs another search of the rest."""
 _MOST_JUDGED = 500
 """Pieces that may be missing in what a person is to judge. Each takes time in which others wait to be shown theirs."""
-_CHOSEN = ("files", "skipped", "trouble", "late", "planted", "not_kept")
-"""Facts that hold names which a program in a box chose."""
 _SPEAKER = "ringfence/server"
-_ASKED = ("allowed", "denied", "failed")
-"""What of the `network` fact names hosts that a program in a box asked for."""
 MESSAGE_CHARACTERS = 4000
 _BEYOND = 16_384
 """So much behind the end of what is shown is searched, too: a secret may go across it."""
@@ -266,18 +264,19 @@ class Guard:
             raise Refused(Status.VALIDATION_FAILURE, "not_to_be_judged", text) from None
 
     def facts(self, facts: Json) -> Json:
-        """Facts with names in them that a program in a box chose: of its files, and of the hosts that it asked for.
+        """Facts without what is unseen or secret in what others chose, such as names of files and hosts (`disclosure`).
         Names that cannot be shown cost their own facts and no more: a call is closed on record whatever they are."""
-        asked = facts.get("network") or {}
-        named = (facts.get("session") or {}).get("context") not in (None, "default") or facts.get("inputs")
-        chosen = named or any(map(facts.get, _CHOSEN)) or any(map(asked.get, _ASKED))
+        if not any(disclosure.chosen_by_others(name, value) for name, value in facts.items()):
+            return facts
         try:
-            return self.listed(facts) if chosen else facts
+            return self.listed(facts)
         except Refused:
-            rest = {name: value for name, value in facts.items() if name not in _CHOSEN}
-            network = {name: None if name in _ASKED else value for name, value in asked.items()}
+            told: Json = {"files": None}
+            for name, value in facts.items():
+                with suppress(Refused):
+                    told.update(self.listed({name: value}))
             problem = "names that its program chose cannot be told apart, so they are left out"
-            return {**rest, "network": network or facts.get("network"), "files": None, "trouble": [problem]}
+            return {**told, "trouble": [*told.get("trouble", ()), problem]}
 
     def listed(self, item: Json) -> Json:
         """What is said of tools, resources and runs, without secrets and with nothing unseen in it; the very same

@@ -34,6 +34,7 @@ from ringfence.core.model import (
 )
 from ringfence.core.record import dataclass
 from ringfence.core.sessions import Within
+from ringfence.governance import disclosure
 from ringfence.governance.budget import BudgetSlot
 from ringfence.governance.effects import NO_EFFECTS, PossibleEffects
 from ringfence.governance.idempotency import IdempotencyKey
@@ -49,7 +50,6 @@ goes on record."""
 
 _NAME_LENGTH = 1000
 """Characters. What is longer is cut when it is clean: half a secret is no longer recognised."""
-_MOST_RECORDED_FILES = 100
 _MOST_PARTS = 256
 _MOST_VALUES = 2000
 _LONGEST_MESSAGE = 65_536
@@ -278,7 +278,7 @@ def finished(state: CallState, outcome: Outcome, facts: Json) -> Json:
         "attempts": state.attempts,
         **({"secrets": dict(state.secrets)} if state.secrets else {}),
     }
-    recorded = _for_record(facts, state)
+    recorded = disclosure.for_record(facts, state.salt)
     if SHARED not in about:  # it got nowhere, so it is short, and said in full
         if recorded.get("isolation"):
             recorded["isolation"] = state.isolation
@@ -318,27 +318,6 @@ def _texts(value: Any) -> Iterator[str]:
             left.extend(reversed(value.values()))
         elif isinstance(value, list):
             left.extend(reversed(value))
-
-
-def _for_record(facts: Json, state: CallState) -> Json:
-    """Facts as they go on record: without plain digests, which could be tried against guesses, and without names that
-    a program in a box chose for its files."""
-    out = dict(facts)
-    salt = state.salt
-    output = facts.get("output")
-    if output is not None and output.get("sha256") is not None:
-        out["output"] = {name: None if name.endswith("sha256") else value for name, value in output.items()}
-    for part in ("inputs", "files"):
-        if facts.get(part):
-            out[part] = [_file(entry, salt) for entry in facts[part][:_MOST_RECORDED_FILES]]
-            if left_out := len(facts[part]) - len(out[part]):
-                out[f"{part}_left_out"] = left_out + facts.get(f"{part}_left_out", 0)
-    late = facts.get("late")
-    if late and late.get("files"):
-        out["late"] = {**late, "files": [_file(entry, salt) for entry in late["files"][:_MOST_RECORDED_FILES]]}
-    if facts.get("skipped"):
-        out["skipped"] = len(facts["skipped"])
-    return out
 
 
 _REPEATED = ("contract_digest", "rules", "shadow", "ended", "effect", "effect_basis", "lasts")
@@ -403,10 +382,6 @@ def _is_quiet(value: Any) -> bool:
     if not value:
         return bool(value != "")
     return isinstance(value, dict) and all(map(_is_quiet, value.values()))
-
-
-def _file(entry: Json, salt: bytes) -> Json:
-    return {"bytes": entry["bytes"], "digest": canonical.salted_bytes(entry["sha256"].encode(), salt)}
 
 
 def of_decision(decision: Decision, clean: Callable[[str], GuardedText]) -> Json:

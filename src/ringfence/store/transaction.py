@@ -638,13 +638,16 @@ def _lost(text: str | None, call_id: str, reason: str) -> Json:
     if not isinstance(started, dict) or (started.get("kind"), started.get("call_id")) != ("started", call_id):
         started = {}
     possible = started.get("effect_possible") is not False
+    # Of what may change something, only the record of a declared read does not wait for the disk. As when its answer is
+    # lost, `governance/facts.py`, it has no effect but what its server may have done beside it.
+    declared = possible and started.get("durable") is False
     return {
         **{name: started[name] for name in _COPIED if name in started},
         "status": "unknown",
         "reason_code": reason,
         "message": _LOST[reason],
-        "effect": "unknown" if possible else "none",
+        "effect": "unknown" if possible and not declared else "none",
         "result": None,
-        "facts": {},
+        "facts": {"effect_basis": "declared"} if declared else {},
         "recovered": reason == "crash",
     }

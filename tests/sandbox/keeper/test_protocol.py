@@ -23,11 +23,12 @@ from ringfence.core.sessions import (
     discard_output,
     discard_value,
 )
+from ringfence.sandbox.keeper import protocol
 from ringfence.sandbox.keeper.client import KeeperClient, KeeperConnection
 from ringfence.sandbox.keeper.codec import pack, place, unpack
 from ringfence.sandbox.keeper.protocol import AS_BEFORE, MOST_REMEMBERED, VERBS, IsolationReceived, IsolationSent
 from ringfence.sandbox.keeper.wire import WireError
-from ringfence.sandbox.sessions.service import SessionService
+from ringfence.sandbox.sessions.service import SessionService, verb
 from tests.sandbox.keeper.parrot import ANN, Parrot, kept, linked, session
 
 pytestmark = pytest.mark.anyio
@@ -41,6 +42,14 @@ def test_the_client_has_the_method_of_each_verb(name: str) -> None:
     method = getattr(KeeperClient, name)
     assert inspect.signature(method) == inspect.signature(getattr(SessionService, name))
     assert inspect.iscoroutinefunction(method) == (VERBS[name].yields is None)
+
+
+def test_a_verb_does_not_exist_without_a_word_on_what_it_changes_and_whether_it_waits() -> None:
+    async def silent(self: Any, owner: Owner) -> None: ...
+
+    with pytest.raises(TypeError, match="silent: a verb says by `@verb`"):
+        protocol.derived("silent", silent)
+    assert protocol.derived("silent", verb(changes=True, in_line=False)(silent)).takes_turns is False
 
 
 async def test_arguments_are_those_of_the_signature() -> None:

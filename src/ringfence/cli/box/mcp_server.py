@@ -31,6 +31,11 @@ TOOLS = (
     *("list_files", "read_file", "write_file", "remove_file", "make_folder", "copy_file"),
     *("list_processes", "process_output", "wait_process", "stop_process", "send_input"),
 )
+LEFT_OUT = (
+    *("open_session", "close_session", "pause_session", "resume_session", "list_sessions"),
+    *("snapshot_session", "fork_session", "expose_port"),
+)
+"""Its owner has commands for these: the client has one box, and neither ends it nor makes others."""
 _NOT_TAKEN = ("session", "to_session")
 
 

@@ -30,28 +30,16 @@ from ringfence.core.record import dataclass
 from ringfence.core.sessions import CellReport, Failure, OnShown, Owner, StepReport, Tell
 from ringfence.sandbox.keeper.codec import Attachments, CodecError, pack, place, shape_digest, unpack
 from ringfence.sandbox.keeper.wire import WireError
-from ringfence.sandbox.sessions.service import SessionService
+from ringfence.sandbox.sessions.service import CONDUCT, Conduct, SessionService
 
 _GENERATION = 4
 """Of the message format; the digest covers the types inside."""
 _NOT_SENT = frozenset(("close", "granted"))
 """Concerns the client's own connection, or one call of the client's."""
-_SAFE_TO_LOSE = {
-    *("info", "list", "past", "state_of", "processes", "logs", "follow", "wait"),
-    *("read", "entries", "stat", "pack", "watch", "snapshots", "volumes"),
-    *("substitution_requests", "use_broker", "answer_substitution"),  # they change nothing that outlives a keeper
-}
 MOST_AT_ONCE = 768
 """Requests of one client that work at the same time; its others wait in line, at the client."""
 MOST_IN_SESSION = 16
 """Of these, in one session: its steps wait for each other anyway, and those of other sessions wait for none of them."""
-_OUT_OF_LINE = {
-    *("info", "list", "past", "state_of", "processes", "logs"),
-    *("pause", "resume", "end", "extend", "interrupt", "signal", "send", "resize"),  # what ends the work of others
-    "hold_network",
-    *("follow", "wait", "watch"),  # may last for ever, and cost nothing meanwhile
-    *("substitution_requests", "use_broker", "answer_substitution"),  # others that work wait for these
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +54,7 @@ class Verb:
     returns: Any
     required: frozenset[str]
     """Those of the sent arguments that have no default."""
+    conduct: Conduct
     tell: str | None = None
     """The parameter that receives output as it arrives."""
     shown: str | None = None
@@ -80,7 +69,7 @@ class Verb:
     @property
     def only_reads(self) -> bool:
         """Whether nothing was done if the answer is lost."""
-        return self.name in _SAFE_TO_LOSE
+        return not self.conduct.changes
 
     @property
     def can_be_repeated(self) -> bool:
@@ -90,7 +79,7 @@ class Verb:
     @property
     def takes_turns(self) -> bool:
         """Whether it waits in line while many others of its client work."""
-        return self.name not in _OUT_OF_LINE
+        return self.conduct.in_line
 
     def pack_arguments(self, given: Mapping[str, Any], attachments: Attachments) -> Json:
         return {name: pack(kind, given[name], attachments) for name, kind in self.sends.items() if name in given}
@@ -102,7 +91,11 @@ class Verb:
         return {name: unpack(self.sends[name], value, attachments) for name, value in sent.items()}
 
 
-def _verb(name: str, method: Any) -> Verb:
+def derived(name: str, method: Any) -> Verb:
+    """The verb that a method declares."""
+    conduct = getattr(method, CONDUCT, None)
+    if conduct is None:
+        raise TypeError(f"{name}: a verb says by `@verb` what it changes, and whether it waits in line")
     hints = get_type_hints(method)
     returns = hints.pop("return")
     sends: dict[str, Any] = {}
@@ -127,11 +120,11 @@ def _verb(name: str, method: Any) -> Verb:
     if get_origin(returns) is AsyncIterator:
         special["yields"] = get_args(returns)[0]
         returns = type(None)
-    return Verb(name, inspect.Signature(parameters), sends, returns, frozenset(required), **special)
+    return Verb(name, inspect.Signature(parameters), sends, returns, frozenset(required), conduct, **special)
 
 
 VERBS: Mapping[str, Verb] = {
-    name: _verb(name, method)
+    name: derived(name, method)
     for name, method in vars(SessionService).items()
     if inspect.isfunction(method) and not name.startswith("_") and name not in _NOT_SENT
 }

@@ -8,12 +8,13 @@ files included, does not. All raise Refused, and Unavailable where nothing was d
 from __future__ import annotations
 
 import builtins
-from collections.abc import AsyncIterator, Sequence
-from typing import Literal, Protocol, Unpack
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Literal, Protocol, TypeVar, Unpack
 
 from ringfence.core.box import FileFact
 from ringfence.core.brokering import SubstitutionDenial, SubstitutionReply, SubstitutionRequest
 from ringfence.core.model import Recheck, always
+from ringfence.core.record import dataclass
 from ringfence.core.sessions import (
     CellRequest,
     CommandRequest,
@@ -33,6 +34,29 @@ from ringfence.sandbox.files.workspace import EntryInfo
 from ringfence.sandbox.sessions.snapshots import Snapshot
 from ringfence.sandbox.sessions.volumes import Volume
 
+CONDUCT = "conduct"
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Conduct:
+    """What a keeper and its clients go by; each verb says both."""
+
+    changes: bool
+    """Whether it changes anything that outlives a keeper. Of one that does not, a lost answer loses nothing: it is
+    unavailable, not unknown, and may be repeated at the next keeper."""
+    in_line: bool
+    """Whether it waits in line while many others of its client work. What ends the work of others does not, nor what
+    others wait for, nor what may last for ever and costs nothing meanwhile."""
+
+
+def verb(*, changes: bool, in_line: bool) -> Callable[[_Method], _Method]:
+    def declare(method: _Method) -> _Method:
+        setattr(method, CONDUCT, Conduct(changes, in_line))
+        return method
+
+    return declare
+
 
 class SessionService(Protocol):
     """The sessions of a keeper, or the connection to one."""
@@ -44,58 +68,73 @@ class SessionService(Protocol):
 
     # ── Creation, pause, end ──
 
+    @verb(changes=True, in_line=True)
     async def create(self, owner: Owner, spec: SessionSpec, recheck: Recheck = always) -> SessionInfo: ...
 
+    @verb(changes=False, in_line=False)
     async def info(self, owner: Owner, id: str) -> SessionInfo:
         """A session; also one that has stopped within the last day."""
         ...
 
+    @verb(changes=False, in_line=False)
     async def list(self, owner: Owner) -> Sequence[SessionInfo]:
         """Sessions that have not stopped."""
         ...
 
+    @verb(changes=False, in_line=False)
     async def past(self, owner: Owner) -> Sequence[SessionInfo]:
         """Sessions that stopped within the last day, the latest last."""
         ...
 
+    @verb(changes=False, in_line=False)
     async def state_of(self, owner: Owner, id: str) -> tuple[int, str, bool]:
         """The last step that was started, the digest of everything in the workspace, and whether anything runs in it
         that could change that."""
         ...
 
+    @verb(changes=True, in_line=False)
     async def pause(self, owner: Owner, id: str) -> SessionInfo: ...
 
+    @verb(changes=True, in_line=False)
     async def resume(self, owner: Owner, id: str) -> SessionInfo: ...
 
+    @verb(changes=True, in_line=False)
     async def hold_network(self, owner: Owner, id: str) -> None:
         """Let nothing more out of its box until something is run in it anew: what it may reach is less by now."""
         ...
 
+    @verb(changes=True, in_line=False)
     async def end(self, owner: Owner, id: str) -> SessionInfo: ...
 
+    @verb(changes=True, in_line=False)
     async def extend(self, owner: Owner, id: str, lifetime_seconds: float) -> SessionInfo:
         """Give it this lifetime, counted from now."""
         ...
 
     # ── Steps ──
 
+    @verb(changes=True, in_line=True)
     async def run(
         self, owner: Owner, id: str, request: CellRequest, tell: Tell, shown: OnShown, recheck: Recheck = always
     ) -> StepReport:
         """`recheck` is awaited when its turn has come, and raises where it may not begin any more."""
         ...
 
+    @verb(changes=True, in_line=False)
     async def interrupt(self, owner: Owner, id: str, context: str = "default") -> bool: ...
 
+    @verb(changes=True, in_line=True)
     async def end_context(self, owner: Owner, id: str, context: str, remove: bool) -> bool:
         """End the interpreter of a context: its next cell has a fresh one. `remove`: forget the context, too. False:
         there was nothing to end."""
         ...
 
+    @verb(changes=True, in_line=True)
     async def command(
         self, owner: Owner, id: str, request: CommandRequest, tell: Tell, recheck: Recheck = always
     ) -> StepReport: ...
 
+    @verb(changes=True, in_line=True)
     async def show(self, owner: Owner, id: str, port: int | str) -> int:
         """Forward a port of its box, by number or by name, to this host's loopback, for this user alone, until the
         session ends. Returns the port there."""
@@ -103,6 +142,7 @@ class SessionService(Protocol):
 
     # ── Secrets ──
 
+    @verb(changes=False, in_line=False)
     def substitution_requests(self, owner: Owner, broker_id: str) -> AsyncIterator[SubstitutionRequest]:
         """The requests of sessions for secrets, for a broker that has them, as long as it listens.
 
@@ -110,10 +150,12 @@ class SessionService(Protocol):
         """
         ...
 
+    @verb(changes=False, in_line=False)
     async def use_broker(self, owner: Owner, id: str, broker_id: str) -> None:
         """From now on the keeper asks this broker for the secrets of the session."""
         ...
 
+    @verb(changes=False, in_line=False)
     async def answer_substitution(
         self, owner: Owner, broker_id: str, number: int, answer: SubstitutionReply | SubstitutionDenial
     ) -> None:
@@ -122,68 +164,94 @@ class SessionService(Protocol):
 
     # ── Background processes ──
 
+    @verb(changes=True, in_line=True)
     async def start(
         self, owner: Owner, id: str, request: CommandRequest, recheck: Recheck = always
     ) -> ProcessState: ...
 
+    @verb(changes=False, in_line=False)
     async def processes(self, owner: Owner, id: str) -> Sequence[ProcessState]: ...
 
+    @verb(changes=False, in_line=False)
     async def logs(
         self, owner: Owner, id: str, process: int, offset_stdout: int, offset_stderr: int
     ) -> ProcessLogs: ...
 
+    @verb(changes=False, in_line=False)
     async def follow(self, owner: Owner, id: str, process: int, offsets: tuple[int, int], tell: Tell) -> ProcessState:
         """Hand on what it wrote from these offsets of stdout and stderr on, and what it writes, until it exits."""
         ...
 
+    @verb(changes=False, in_line=False)
     async def wait(self, owner: Owner, id: str, process: int, timeout: float | None) -> ProcessState:
         """Wait until it exits or the timeout has passed. Cancelling leaves it running."""
         ...
 
+    @verb(changes=True, in_line=False)
     async def signal(self, owner: Owner, id: str, process: int, number: int) -> None: ...
 
+    @verb(changes=True, in_line=False)
     async def send(self, owner: Owner, id: str, process: int, data: bytes, eof: bool = False) -> None: ...
 
+    @verb(changes=True, in_line=False)
     async def resize(self, owner: Owner, id: str, process: int, columns: int, rows: int) -> None: ...
 
     # ── Files ──
 
+    @verb(changes=False, in_line=True)
     async def read(self, owner: Owner, id: str, path: str, offset: int, length: int | None) -> bytes: ...
 
+    @verb(changes=True, in_line=True)
     async def write(self, owner: Owner, id: str, path: str, data: bytes, **how: Unpack[Writing]) -> FileFact: ...
 
+    @verb(changes=False, in_line=True)
     async def entries(self, owner: Owner, id: str, path: str, depth: int) -> Sequence[EntryInfo]: ...
 
+    @verb(changes=False, in_line=True)
     async def stat(self, owner: Owner, id: str, path: str) -> EntryInfo: ...
 
+    @verb(changes=True, in_line=True)
     async def remove(self, owner: Owner, id: str, path: str) -> None: ...
 
+    @verb(changes=True, in_line=True)
     async def make_dir(self, owner: Owner, id: str, path: str) -> bool: ...
 
+    @verb(changes=True, in_line=True)
     async def rename(self, owner: Owner, id: str, old: str, new: str) -> None: ...
 
+    @verb(changes=True, in_line=True)
     async def copy(self, owner: Owner, id: str, path: str, to_id: str, to_path: str) -> FileFact: ...
 
+    @verb(changes=False, in_line=True)
     def pack(self, owner: Owner, id: str, path: str) -> AsyncIterator[bytes]: ...
 
+    @verb(changes=True, in_line=True)
     async def unpack(self, owner: Owner, id: str, path: str, stream: AsyncIterator[bytes]) -> Sequence[FileFact]: ...
 
+    @verb(changes=False, in_line=False)
     def watch(self, owner: Owner, id: str, path: str, recursive: bool) -> AsyncIterator[Changed]: ...
 
     # ── Snapshots, forks, volumes ──
 
+    @verb(changes=True, in_line=True)
     async def snapshot(self, owner: Owner, id: str, name: str | None = None, for_agents: bool = False) -> Snapshot: ...
 
+    @verb(changes=False, in_line=True)
     async def snapshots(self, owner: Owner) -> Sequence[Snapshot]: ...
 
+    @verb(changes=True, in_line=True)
     async def remove_snapshot(self, owner: Owner, reference: str) -> None: ...
 
+    @verb(changes=True, in_line=True)
     async def fork(self, owner: Owner, id: str, count: int) -> builtins.list[SessionInfo | ForkProblem]: ...
 
+    @verb(changes=True, in_line=True)
     async def create_volume(self, owner: Owner, name: str, max_bytes: int, mode: Literal["ro", "rw"]) -> Volume: ...
 
+    @verb(changes=False, in_line=True)
     async def volumes(self, owner: Owner) -> Sequence[Volume]: ...
 
+    @verb(changes=True, in_line=True)
     async def remove_volume(self, owner: Owner, name: str) -> None: ...
 
     async def close(self) -> None:
