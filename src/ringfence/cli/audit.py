@@ -125,14 +125,20 @@ def show(
         print(f"  sha256 {record.hash}")
         print(quoted(json_text(body), "  "), end="\n\n")
     for part, (value, right) in kept.items():
+        of = "arguments, and of what went beside them" if part == "arguments" and _carries(records) else part
         if value is None and _is_gone(records, part):
             print(f"What was kept of the {part} is gone, and no erasure is on record.")
         elif value is None:
             print(f"Of the {part} nothing but a digest is kept.")
         elif not right:
-            print(f"Kept of the {part}, and {_UNLIKE[right]}:\n{quoted(json_text(value), '  ')}")
+            print(f"Kept of the {of}, and {_UNLIKE[right]}:\n{quoted(json_text(value), '  ')}")
         else:
-            print(f"Kept of the {part}, redacted:\n{quoted(json_text(value), '  ')}")
+            print(f"Kept of the {of}, redacted:\n{quoted(json_text(value), '  ')}")
+
+
+def _carries(records: list[Record]) -> bool:
+    """Whether more than its arguments went to the server of this call."""
+    return any(_part(record.body, "carried").keys() & {"meta", "inputs"} for record in records)
 
 
 def _is_gone(records: list[Record], part: str) -> bool:

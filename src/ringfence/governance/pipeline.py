@@ -458,7 +458,7 @@ class Pipeline:
                 if not tx.spend(budget.agent_scope(state.call), day, of_agent):
                     text = f"the day's quota of the agent {state.call.principal.agent} is used up"
                     raise Refused(Status.DENIED, "quota", text)
-            payload = self._payload_to_keep(contract, _whole(state.call), contract.log.arguments)
+            payload = self._payload_to_keep(contract, journal.as_sent(state.call), contract.log.arguments)
             if payload is not None:
                 state.kept["arguments"] = canonical.salted_bytes(payload, state.salt)
                 tx.put_payload(state.call.id, "arguments", state.salt, payload)
@@ -823,12 +823,6 @@ def _trust(state: CallState, reason_code: str) -> str:
     if reason_code not in journal.SAID_BY_OTHERS:
         return "trusted"
     return state.contract.result.trust if state.contract is not None else "untrusted"
-
-
-def _whole(call: Call) -> Json:
-    """The arguments, with what goes to the server beside them."""
-    beside = {"_meta": call.meta, "inputResponses": call.inputs}
-    return {**call.arguments, **{name: value for name, value in beside.items() if value}}
 
 
 def _in_sessions(rules: Rulebook, contract: Contract) -> bool:
