@@ -577,7 +577,8 @@ class Pipeline:
         return now
 
     def _under_current_rules(self, state: CallState) -> CallState | None:
-        """A call as it would be under the current rules; None where it would be refused."""
+        """A call as it would be under the current rules; None where it would be refused. Raises Refused where what it
+        needs is no longer there."""
         now, fresh = self.rules, replace(state)
         try:
             if state.call.kind == "tool":
@@ -595,7 +596,9 @@ class Pipeline:
                         return None
             else:
                 fresh.contract = self._implicit_contract(now, fresh)
-        except Refused:
+        except Refused as exc:
+            if exc.status is Status.UNAVAILABLE:
+                raise  # nobody forbade it: what it needs is gone, and which that is, this says
             return None
         if state.call.box is not None and not _in_sessions(now, fresh.contract):
             return None  # it would run elsewhere
