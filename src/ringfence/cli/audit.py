@@ -337,8 +337,8 @@ def prune(
 ) -> None:
     """Remove the oldest records. The removal is recorded and signed, so the rest still verifies.
 
-    Calls that run, that wait for an approval or whose idempotency key is in force stay, and so do all records after
-    them. With `gateway.retention: 90d` in a ringfence.yaml, `ringfence serve` does this every hour.
+    All records stay from the oldest call on that still runs, waits for an approval, or has an idempotency key in
+    force. With `gateway.retention: 90d` in a ringfence.yaml, `ringfence serve` does this every hour.
 
     \b
     ringfence audit export 2025.jsonl --until 2026-01-01
