@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -134,6 +135,22 @@ async def test_a_long_result_is_inspected_as_a_short_one_is() -> None:
     result = text_result("hunter2 " * 20_000)
     apart = await guard.inspect_async(READ, PLAIN, result)
     assert apart == guard.inspect(READ, PLAIN, result) and apart.redactions == {"token": 20_000}
+
+
+@pytest.mark.anyio
+async def test_nothing_is_made_of_a_long_result_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    where: list[int] = []
+    really = canonical.dumps
+
+    def dumps(value: Any) -> bytes:
+        where.append(threading.get_ident())
+        return really(value)
+
+    monkeypatch.setattr(canonical, "dumps", dumps)
+    guard = Guard(Schemas().result_problem)
+    for long in (text_result("x" * 100_000), {"content": [], "structuredContent": {"many": list(range(10_000))}}):
+        assert (await guard.inspect_async(READ, PLAIN, long)).problem is None
+    assert where and threading.get_ident() not in where
 
 
 @pytest.mark.parametrize("trust", ["trusted", "partial", "untrusted"])

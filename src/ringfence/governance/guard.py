@@ -217,13 +217,9 @@ class Guard:
 
     async def inspect_async(self, contract: Contract, definition: Definition | None, result: Json) -> Guarded:
         """The same as `inspect`, while others are served."""
-        try:
-            encoded = canonical.dumps(result)
-        except (ValueError, TypeError, RecursionError):
-            encoded = None
-        if encoded is None or len(encoded) <= _LONG:
-            return self.inspect(contract, definition, result, encoded)
-        return await in_thread(partial(self.inspect, contract, definition, result, encoded))
+        if canonical.is_light(result, _LONG):
+            return self.inspect(contract, definition, result)
+        return await in_thread(partial(self.inspect, contract, definition, result))
 
     async def said(self, contract: Contract, params: Json) -> Json:
         """What a server says or asks, as a client may hear it. Raises Refused, also where it is too long."""
