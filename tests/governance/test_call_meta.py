@@ -137,6 +137,8 @@ class Known:
     def matches(self, data: bytes) -> bool:
         return b"hunter2" in data
 
+    knows = matches
+
     def marked(self, text: str) -> tuple[str, dict[str, int]]:
         return self.redact(text)
 

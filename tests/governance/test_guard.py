@@ -32,6 +32,8 @@ class Known:
     def matches(self, data: bytes) -> bool:
         return b"hunter2" in data
 
+    knows = matches
+
     def secrets(self, text: str) -> Mapping[str, int]:
         return {"the_token": text.count("hunter2")}
 

@@ -12,7 +12,7 @@ import itertools
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import field
 from functools import lru_cache, partial
@@ -22,7 +22,7 @@ from typing import Any, cast
 import re2
 
 from ringfence.core import canonical, excerpt, invisible
-from ringfence.core.aio import in_thread
+from ringfence.core.aio import Aside, in_thread
 from ringfence.core.errors import Refused
 from ringfence.core.model import Contract, Definition, GuardedText, Json, Status, Transport, own_words
 from ringfence.core.ports import SAID_IN_CALLS, Channel, Redactor
@@ -138,6 +138,8 @@ class Guard:
         self._output_problem = output_problem
         self.redactor = redactor
         """Another takes its place when the configuration does."""
+        self.aside = Aside()
+        """Where what servers send is worked on when it is long."""
         self._steps: tuple[Callable[[_Item], None], ...] = (
             self._kind,
             self._size,
@@ -286,15 +288,13 @@ class Guard:
             raise Refused(Status.UNAVAILABLE, "ambiguous_keys", _SAME_KEY) from None
 
     def holds_secret(self, item: Json) -> bool:
-        """Whether a known secret stands in it. What only has the shape of one may be an example."""
-        if not self._may_match(canonical.dumps(item)):
+        """Whether a known secret stands in it, be it cut in two by what is not seen. What only has the shape of one may
+        be an example. All texts are searched at once, so that it costs no more for one that holds many of them."""
+        if self.redactor is None:
             return False
-        hits = _RuleHits()
-        try:
-            self._walk(item, (), hits, keys=True)
-        except _SameKey:
-            return True  # nobody can tell, and such an item is not shown either
-        return bool(hits.secrets)
+        texts = list(_texts(item))
+        bare = [invisible.bare(invisible.without_controls(text)[0]) for text in texts if invisible.suspect(text)]
+        return self.redactor.knows("\n".join((*texts, *bare)).encode("utf-8", "surrogatepass"))
 
     # ── The steps ─────────────────────────────────────────────────────────────────────────────────
 
@@ -413,7 +413,7 @@ class Guard:
         """A number, unless its digits are a known secret. What only has the shape of one is a number like any other."""
         if self.redactor is None or isinstance(value, bool):
             return value
-        text = str(int(value)) if isinstance(value, float) and value.is_integer() else repr(value)
+        text = _digits(value)
         names = self.redactor.secrets(text)
         if not any(names.values()):
             return value
@@ -494,6 +494,25 @@ def without_forged(value: Any) -> tuple[Any, int]:
         dropped = sum(count for _, count in pairs)
         return ([item for item, _ in pairs] if dropped else value), dropped
     return value, 0
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All keys, texts and numbers of a value, as a reader may see them. Its depth is bounded."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            yield from _texts(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner)
+    elif isinstance(value, str):
+        yield value
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield _digits(value)
+
+
+def _digits(number: float) -> str:
+    return str(int(number)) if isinstance(number, float) and number.is_integer() else repr(number)
 
 
 def _size_of(value: Any) -> int:
