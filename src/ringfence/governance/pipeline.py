@@ -116,7 +116,7 @@ class Pipeline:
         try:
             return await self._run_stages(rules, state, channel)
         except Refused as exc:
-            return self._refusal(state, exc)
+            return await self._refusal(state, exc)
         except Unavailable as exc:
             lost = state.dispatched and state.possible.intended  # nobody states that nothing was begun
             status = Status.UNKNOWN if lost else Status.UNAVAILABLE
@@ -653,7 +653,9 @@ class Pipeline:
         self._note(state, answer)
         if answer.result is None:
             return Outcome(answer.status, answer.reason_code, self._said(state, answer.message))
-        guarded = await self._guard.inspect_async(grant.contract, grant.definition, answer.result)
+        guarded = await self._guard.inspect_async(
+            grant.contract, grant.definition, answer.result, state.call.principal.key
+        )
         state.add_redactions(guarded.redactions, guarded.secrets)
         state.encoded_result = guarded.encoded
         state.shortened = guarded.shortened
@@ -667,7 +669,7 @@ class Pipeline:
             answer.status, answer.reason_code, result=guarded.result, trust=guarded.trust, ran=ran, within=within
         )
 
-    def _refusal(self, state: CallState, exc: Refused) -> Outcome:
+    async def _refusal(self, state: CallState, exc: Refused) -> Outcome:
         error: Json | None = None
         message = self._said(state, exc.message)
         if isinstance(exc, UpstreamFailed):
@@ -677,7 +679,7 @@ class Pipeline:
             error = {"code": exc.code, "message": message}
             if exc.data is not None and state.contract is not None and (whole or exc.code in _REBUILT):
                 with contextlib.suppress(Refused):  # then it goes without
-                    error["data"] = self._guard.error_data(state.contract, exc.data)
+                    error["data"] = await self._guard.error_data(state.contract, exc.data)
         trust = _trust(state, exc.reason_code)
         # What was refused when it may have begun already has failed.
         status = Status.FAILED if state.dispatched and exc.status in _NEVER_RAN else exc.status

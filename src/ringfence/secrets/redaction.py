@@ -304,7 +304,7 @@ def _one(data: bytes, spans: list[Span]) -> Span:
     """All of the data, for what was found in a part of it."""
     whole = Span(0, len(data), Counter())
     for span in spans:
-        whole.rules |= span.rules
+        whole.rules.update(span.rules)
         whole.secrets |= span.secrets
     return whole
 
