@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import anyio
 import anyio.abc
 
 from ringfence.audit.keys import load_or_create
-from ringfence.core import canonical
+from ringfence.core import canonical, system
 from ringfence.core.model import (
     AgentSpec,
     ApprovalRule,
@@ -41,6 +42,13 @@ from ringfence.upstream.link import InFlight, RpcError
 
 Reply = Json | Exception | Callable[["UpstreamRequest"], Awaitable[Json]]
 OK: Json = {"content": [{"type": "text", "text": "done"}]}
+
+
+@contextmanager
+def answering_as(account: str) -> Iterator[None]:
+    """Answers to approvals come from another account, as far as the kernel can tell."""
+    with mock.patch.object(system, "account", return_value={"name": account, "uid": None}):
+        yield
 
 
 @dataclass(slots=True)

@@ -27,7 +27,7 @@ from ringfence.governance.contract import build
 from ringfence.sandbox.tools.executor import Executor
 from ringfence.secrets.redaction import TenantRedactor
 from tests import boxing, gateways, tooling
-from tests.faking import Client
+from tests.faking import Client, answering_as
 
 pytestmark = pytest.mark.anyio
 
@@ -156,7 +156,7 @@ async def test_whom_the_agent_acts_for_follows_the_configuration(tmp_path: Path)
     user = identity.os_user()
     async with opened(tmp_path, rules=ASK) as app:
         assert app.agent.person == user
-        app.config.path.write_text(text(rules=ASK, people=f"{{alice: {{os_user: {user}}}, bob: {{}}}}"))
+        app.config.path.write_text(text(rules=ASK, people=f"{{alice: {{os_user: {user}}}, bob: {{os_user: bob}}}}"))
         await app.reload(asked=True)
         assert app.agent.person == "alice"
         asked = await call(app)
@@ -168,7 +168,11 @@ async def test_whom_the_agent_acts_for_follows_the_configuration(tmp_path: Path)
 
 
 def answering(app: App, identity: str, person: str, approve: bool = True) -> Callable[[], Any]:
-    return lambda: approvals.answer(app.store, identity, Person(person), approve=approve)
+    def give() -> Any:
+        with answering_as(person):
+            return approvals.answer(app.store, identity, Person(person), approve=approve)
+
+    return give
 
 
 async def test_a_changed_file_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from ringfence.governance import approvals
 from ringfence.store import Approval, Conflict, Expired
 from tests import tooling
 from tests.durability.stage import SERVER, Json, Running, Said, Stage, client
+from tests.faking import answering_as
 
 pytestmark = pytest.mark.anyio
 
@@ -61,7 +62,7 @@ async def ask(gateway: Running, arguments: Json, wait: float | None = None) -> S
 def answer(stage: Stage, identity: str | None, person: Person = BOSS, *, approve: bool = True) -> Approval:
     """A person's word, given in a process that is neither gateway."""
     assert identity is not None
-    with stage.opened() as store:
+    with stage.opened() as store, answering_as(person.name):
         return approvals.answer(store, identity, person, approve=approve)
 
 
@@ -262,9 +263,9 @@ async def test_a_refusal_stays_one(stage: Stage) -> None:
 async def test_who_may_answer(stage: Stage) -> None:
     people = {
         "me": {"os_user": ME, "roles": ["manager"]},
-        "boss": {"roles": ["manager"]},
-        "chair": {"roles": ["manager"]},
-        "clerk": {"roles": ["clerk"]},
+        "boss": {"os_user": "boss", "roles": ["manager"]},
+        "chair": {"os_user": "chair", "roles": ["manager"]},
+        "clerk": {"os_user": "clerk", "roles": ["clerk"]},
     }
     rules = {"two": {"roles": ["manager"], "people": 2}}
     tools = {"append": {**ASKED["append"], "approval": "two"}}

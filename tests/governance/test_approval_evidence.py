@@ -24,7 +24,7 @@ from ringfence.core.model import ApprovalRule, GuardedText, Json, Outcome, Perso
 from ringfence.governance import approval_binding, approvals
 from ringfence.governance.journal import CallState
 from ringfence.store import Conflict, Store, Unproven, pruning
-from tests.faking import Said, Way, contract, governed, make_call, rulebook
+from tests.faking import Said, Way, answering_as, contract, governed, make_call, rulebook
 
 pytestmark = pytest.mark.anyio
 
@@ -37,7 +37,11 @@ ASKING = Said(contracts=(contract("echo", mode="write", approval="boss"),), appr
 async def answer(way: Way, asked: Outcome, person: str = "bob", *, approve: bool = True) -> str:
     assert asked.status == "approval_required" and asked.approval_id is not None, asked
     identity = asked.approval_id
-    give = lambda: approvals.answer(way.store, identity, PEOPLE[person], approve=approve)  # noqa: E731
+
+    def give() -> None:
+        with answering_as(person):
+            approvals.answer(way.store, identity, PEOPLE[person], approve=approve)
+
     await anyio.to_thread.run_sync(give)
     return identity
 
@@ -127,7 +131,8 @@ async def test_rules_that_are_tightened_while_a_call_waits_hold_for_it(tmp_path:
             identity = await pending(way)
             way.pipeline.rules = rulebook({**TIGHTER, **others}[name], way.store)
             give = lambda: approvals.answer(way.store, identity, PEOPLE["bob"], approve=True)  # noqa: E731
-            await anyio.to_thread.run_sync(give)
+            with answering_as("bob"):
+                await anyio.to_thread.run_sync(give)
         if name == "unchanged":
             assert outcomes[0].ok
         else:
@@ -273,6 +278,34 @@ async def test_whoever_answers_by_another_configuration_answers_nothing(tmp_path
         assert "eve may not answer it" in refused.message and way.servers.requests == []
 
 
+async def test_an_account_that_answers_as_another_person_answers_nothing(tmp_path: Path) -> None:
+    async with governed(tmp_path, ASKING) as way:
+        asked = await way.call()
+
+        def give() -> None:
+            with answering_as("mallory"):
+                approvals.answer(way.store, str(asked.approval_id), Person("bob", MANAGER, "mallory"), approve=True)
+
+        await anyio.to_thread.run_sync(give)
+        refused = await way.call()
+        assert (refused.status, refused.reason_code) == ("denied", "approval_unproven")
+        assert "account mallory answered as bob" in refused.message and way.servers.requests == []
+
+
+async def test_one_account_does_not_answer_as_two_people(tmp_path: Path) -> None:
+    async with governed(tmp_path, replace(ASKING, approvals={"boss": replace(BOSS, people=2)})) as way:
+        asked = await way.call()
+
+        def give() -> None:
+            with answering_as("bob"):
+                approvals.answer(way.store, str(asked.approval_id), PEOPLE["bob"], approve=True)
+                with pytest.raises(Conflict, match="account bob has already answered"):
+                    approvals.answer(way.store, str(asked.approval_id), Person("carol", MANAGER, "bob"), approve=True)
+
+        await anyio.to_thread.run_sync(give)
+        assert (await way.call()).status == "approval_required" and way.servers.requests == []
+
+
 # ── verification ──
 
 
@@ -378,7 +411,8 @@ async def test_an_answer_from_another_process_while_the_log_is_read_is_found(tmp
         records, checkpoints = reader.evidence()
         other = Store.open(way.store.folder, keys(way))
         try:
-            approvals.answer(other, str(asked.approval_id), PEOPLE["bob"], approve=True)
+            with answering_as("bob"):
+                approvals.answer(other, str(asked.approval_id), PEOPLE["bob"], approve=True)
         finally:
             other.close()
         assert (await way.call()).ok
@@ -526,7 +560,7 @@ async def test_a_prune_that_is_stopped_takes_no_answer_from_a_call_that_stays(
     """In one of two chains it is signed, or done, and in the other it is not."""
     async with governed(tmp_path, ASKING) as way:
         asked = await way.call()
-        with Store.open(way.store.folder, keys(way)) as other:
+        with Store.open(way.store.folder, keys(way)) as other, answering_as("bob"):
             approvals.answer(other, str(asked.approval_id), PEOPLE["bob"], approve=True)
         assert (await way.call()).ok
         moment = await apart()

@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
+from ringfence import identity
 from ringfence.core.errors import Refused
 from ringfence.core.model import Action as Act
 from ringfence.core.model import AgentSpec, Person, Principal, Rate, Rule, ServerSpec, Status
@@ -178,7 +179,7 @@ async def test_a_call_that_waits_does_not_begin_once_its_agent_is_another(tmp_pa
 
 
 async def test_a_person_answers_for_agents_of_their_own_tenant_alone(tmp_path: Path) -> None:
-    people = {"alice": Person("alice", tenant="acme"), "bob": Person("bob")}
+    people = {"alice": Person("alice", os_user=identity.os_user(), tenant="acme"), "bob": Person("bob")}
     said = replace(SAID, rules=(Rule("ask", Act.ASK),), people=people, agents=agents(tenant="acme"))
     async with governed(tmp_path, said) as way:
         asked = await way.call("search_docs", principal=Principal("analyst", "acme"))

@@ -16,6 +16,7 @@ from ringfence.core.errors import StoreError
 from ringfence.core.model import Definition
 from ringfence.store import Approval, ApprovalQuestion, Conflict, Expired, RowNotFound, Store, Transaction
 from ringfence.store.transaction import KEPT_DAYS
+from tests.faking import answering_as
 from tests.store.conftest import Drive
 
 NOW = time.time()
@@ -39,7 +40,8 @@ def ask(store: Store, question: ApprovalQuestion = QUESTION) -> Approval:
 
 
 def answer(store: Store, identity: str, person: str, approve: bool = True, now: float = NOW + 1) -> Approval:
-    return store.write_sync(lambda tx: tx.answer_approval(identity, person, approve, now))
+    with answering_as(person):
+        return store.write_sync(lambda tx: tx.answer_approval(identity, person, approve, now))
 
 
 def consume(store: Store, call_id: str, now: float = NOW + 2, digest: str = QUESTION.digest) -> Approval | None:

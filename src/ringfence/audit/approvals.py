@@ -48,6 +48,12 @@ class ProvenAnswer:
     person: str
     at: float
     place: Head
+    account: Json | None = None
+    """The account that gave it, by the kernel; None in records of versions that did not say."""
+
+    @property
+    def giver(self) -> str:
+        return giver_of(self.person, self.account)
 
 
 @plain
@@ -66,8 +72,10 @@ class ProvenApproval:
 
     @property
     def complete(self) -> bool:
-        """Whether as many people agreed as were asked for, and none refused."""
-        return len({yes.person for yes in self.agreed}) >= _count(self.question) and not self.refused_by
+        """Whether as many people agreed as were asked for, each from an account of their own, and none refused."""
+        wanted = _count(self.question)
+        people, givers = {yes.person for yes in self.agreed}, {yes.giver for yes in self.agreed}
+        return min(len(people), len(givers)) >= wanted and not self.refused_by
 
     def expired(self, now: float, boot: str | None, uptime: float) -> bool:
         """Judged by the time of day and by the time that has passed since the question: the later counts."""
@@ -122,7 +130,7 @@ def prove(identity: str, records: Iterable[Record], public: Ed25519PublicKey) ->
         identity,
         question,
         place,
-        tuple(ProvenAnswer(str(b.get("person")), float(b["at"]), at) for b, at in answers if b.get("approve") is True),
+        tuple(_agreement(body, at) for body, at in answers if body.get("approve") is True),
         tuple(str(b.get("person")) for b, _ in answers if b.get("approve") is not True),
         tuple(str(b.get("used_by")) for b, _ in found if b["kind"] == USED),
         next((str(b.get("why")) for b, _ in found if b["kind"] == VOID), None),
@@ -153,6 +161,23 @@ def _entry(record: Record) -> tuple[Json, Head] | None:
 
 def _id(body: Json) -> Any:
     return body.get("approval")
+
+
+def _agreement(body: Json, place: Head) -> ProvenAnswer:
+    return ProvenAnswer(str(body.get("person")), float(body["at"]), place, _account(body))
+
+
+def _account(body: Json) -> Json | None:
+    account = body.get("account")
+    return account if isinstance(account, dict) else None
+
+
+def giver_of(person: str, account: Json | None) -> str:
+    """Who counts once, whatever people they answer as: an account, or a person where a record names no account."""
+    if account is None:
+        return f"person {person}"
+    uid = account.get("uid")
+    return f"uid {uid}" if isinstance(uid, int) else f"account {account.get('name')}"
 
 
 def _count(question: Json) -> int:
@@ -267,14 +292,15 @@ class ApprovalVerifier:
         if question is None:
             return f"ran on approval {identity}, and this log has no question for it"
         place = _place(approval["asked"])
-        agreed = set()
+        agreed, givers = set(), set()
         for entry in approval.get("by") or ():
             answer = self._signed(entry, identity, ANSWERED)
             if answer is not None and answer.get("approve") is True and place and answer.get("asked") == place.hash:
                 agreed.add(answer.get("person"))
-        if len(agreed) < _count(question):
-            wanted = _count(question)
-            return f"ran on approval {identity}, which this log has {len(agreed)} of {wanted} people agree to"
+                givers.add(giver_of(str(answer.get("person")), _account(answer)))
+        count = min(len(agreed), len(givers))
+        if count < (wanted := _count(question)):
+            return f"ran on approval {identity}, which this log has {count} of {wanted} people agree to"
         return _mismatch(run, identity, question)
 
     def _signed(self, fact: Any, identity: str, kind: str) -> Json | None:

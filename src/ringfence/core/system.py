@@ -105,6 +105,11 @@ def user_name() -> str:
         return f"uid-{os.getuid()}"
 
 
+def account() -> dict[str, str | int | None]:
+    """The account that this process runs as, for records: its name, and its number where accounts have one."""
+    return {"name": user_name(), "uid": None if sys.platform == "win32" else os.getuid()}
+
+
 def user_id(name: str) -> int | None:
     """The number of an account; None where there is none of that name, or where accounts have no numbers."""
     if sys.platform == "win32":

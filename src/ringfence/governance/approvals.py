@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
+from ringfence.core import system
 from ringfence.core.aio import in_thread
 from ringfence.core.errors import Refused
 from ringfence.core.expression import Expression, ExpressionError
@@ -138,7 +139,11 @@ class ApprovalTerms:
         return [person.name for person in self._people.values() if person.holds(requirement.roles)]
 
     def doubt(self, proof: ProvenApproval) -> str | None:
-        """Why the answers in the log are not those of people who may give them; None if they are."""
+        """Why the answers in the log are not those of people who may give them; None if they are.
+
+        The command that answers may read another configuration, which says whatever its author likes of who an account
+        is. So a name is worth nothing here before the account that gave the answer is that person's by ours.
+        """
         asked_for = proof.question.get("asked_for")
         roles = tuple(proof.question.get("roles") or ())
         own = proof.question.get("self_approval") is True
@@ -146,8 +151,11 @@ class ApprovalTerms:
         for yes in proof.agreed if self._people else ():
             person = self._people.get(yes.person)
             able = person is not None and person.holds(roles) and person.answers_for(tenant)
-            if not able or (yes.person == asked_for and not own):
+            if person is None or not able or (yes.person == asked_for and not own):
                 return f"{yes.person} may not answer it by the configuration in force"
+            if not _is_account_of(person, yes.account):
+                name = "not on record" if yes.account is None else yes.account.get("name")
+                return f"account {name} answered as {yes.person}, whose account it is not by the configuration in force"
         return None
 
     def _applies(self, name: str, variables: Callable[[], Json]) -> bool:
@@ -278,6 +286,13 @@ def find(store: Store, approval_id: str, *, brief: bool = False) -> Approval:
     if approval is None:
         raise RowNotFound(f"there is no approval {approval_id!r}")
     return approval
+
+
+def _is_account_of(person: Person, account: Json | None) -> bool:
+    if account is None or person.os_user is None or account.get("name") != person.os_user:
+        return False
+    uid = system.user_id(person.os_user)
+    return uid is None or uid == account.get("uid")
 
 
 def tenant_of(principal: str) -> str:

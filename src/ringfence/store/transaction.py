@@ -287,10 +287,11 @@ class Transaction:
         self, identity: str, person: str, approve: bool, now: float, seen: Approval | None = None
     ) -> Approval:
         """Record one person's answer to the question as they have `seen` it. Who may answer is for the caller to know;
-        here each answers once.
+        here each answers once, and each account does: it is on record by the kernel's word, and whoever uses the answer
+        looks whether it is that person's.
 
-        Raises RowNotFound, Expired, Conflict where the question is settled or the person has answered it, or Unproven
-        where it is not the one that was asked.
+        Raises RowNotFound, Expired, Conflict where the question is settled or the person or the account has answered
+        it, or Unproven where it is not the one that was asked.
         """
         now = max(now, self._due)
         asked, shown = self._approval(identity, now)
@@ -305,6 +306,9 @@ class Transaction:
             raise Expired(f"approval {identity} has expired")
         if person in (*proven.refused_by, *(yes.person for yes in proven.agreed)):
             raise Conflict(f"{person} has already answered approval {identity}")
+        account = system.account()
+        if approvals.giver_of(person, account) in (yes.giver for yes in proven.agreed):
+            raise Conflict(f"account {account['name']} has already answered approval {identity}, as somebody else")
         self._connection.execute(
             "INSERT OR REPLACE INTO answers (approval_id, person, approve, at) VALUES (?, ?, ?, ?)",
             (identity, person, approve, now),
@@ -316,6 +320,7 @@ class Transaction:
             "approval": identity,
             "tool": asked.tool,
             "person": person,
+            "account": account,
             "approve": approve,
             "state": state,
             "asked": proven.place.hash,
