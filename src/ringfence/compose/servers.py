@@ -57,7 +57,8 @@ def access(settings: Config, executor: Executor | str, router: Callable[[], Rout
         try:
             own = kept_apart(settings)
             data = volumes_folder(settings.gateway.state)
-            boxes = _launcher(executor, settings.servers, router, keeper=executor.keeper, apart=own, volumes=data)
+            more = {"keeper": executor.keeper, "apart": own, "volumes": data, "configuration": settings.path}
+            boxes = _launcher(executor, settings.servers, router, **more)
         except Unavailable as exc:
             boxes = Unavailable(exc.reason_code, exc.message)
         else:
@@ -166,6 +167,7 @@ async def inspect_server(
     router: Callable[[], Router] | None = None,
     calls: Sequence[tuple[str, Json]] = (),
     state: Path | None = None,
+    configuration: Path | None = None,
 ) -> ServerInspection:
     """Start it in a box of its own, ask for its tools and prompts, try these calls, and end it. Nothing is recorded."""
     from ringfence.compose.packages import verify  # noqa: PLC0415 - it loads all of packages
@@ -180,7 +182,8 @@ async def inspect_server(
     from ringfence.sandbox.servers.launcher import BoxLauncher  # noqa: PLC0415 - loads only where there are boxes
 
     given = launch_settings(provision(settings).limits, {}, router)
-    given = replace(given, volumes=None if state is None else volumes_folder(state))
+    data = None if state is None else volumes_folder(state)
+    given = replace(given, volumes=data, configuration=configuration)
     watched = _Watched(BoxLauncher(backend, given))
     pool = ConnectionPool({spec.name: spec}, ServerAccess(watched), _no_consent, _nothing)
     found: list[Definition] = []

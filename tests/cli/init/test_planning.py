@@ -14,8 +14,10 @@ import pytest
 from ringfence import config
 from ringfence.cli.init import takeover
 from ringfence.cli.init.planning import NotTaken, Planner, ServerPlan, taken_apart
+from ringfence.compose.servers import volumes_folder
 from ringfence.config import writing
 from ringfence.config.clientfiles import parse
+from ringfence.sandbox.servers.volumes import claim
 
 
 def planned(servers: Any, folder: Path = Path("/project"), plain: Sequence[str] = ()) -> Planner:
@@ -322,6 +324,20 @@ def test_a_database_of_the_host_is_not_replaced_by_an_empty_one(tmp_path: Path) 
     assert plan.runner is not None and plan.runner.arguments == ("--db-path", str(tmp_path / "shop.db"))
     assert "volumes" not in plan.keys
     assert any("mode: rw" in remark for remark in plan.remarks)
+
+
+def test_a_volume_that_exists_is_not_given_to_a_server_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    theirs, output = tmp_path / "theirs.yaml", tmp_path / "ringfence.yaml"
+    claim(volumes_folder(config.state_folder()), "memory", theirs)
+    entry = {"command": "docker", "args": ["run", "-v", "memory:/data", "-v", "mine:/more", "notes"]}
+    plan = one(entry)
+    takeover._keep_apart(takeover.TakenOver(parse('{"mcpServers": {}}', output), [plan], []), output)
+    taken, mine = (volume["name"] for volume in plan.keys["volumes"])
+    assert taken.startswith("memory_") and mine == "mine"
+    assert f"A volume memory exists already ({theirs})" in "\n".join(takeover._shown(plan))
 
 
 def test_a_named_volume_of_a_container_becomes_one_of_the_server() -> None:

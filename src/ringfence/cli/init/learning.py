@@ -114,7 +114,8 @@ class _Learning:
         )
         router = make_router(settings, lambda: safe_.broker(lambda: policy, self._store))
         server = settings.servers[self._lesson.server]
-        return await inspect_server(server, settings.sandbox, router, self._lesson.calls, settings.gateway.state)
+        places = {"state": settings.gateway.state, "configuration": settings.path}
+        return await inspect_server(server, settings.sandbox, router, self._lesson.calls, **places)
 
     async def _agreed(self, grant: ServerGrant) -> bool:
         try:

@@ -3,8 +3,10 @@ tools; then one file is written, and what to paste into the client is printed.""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import field
@@ -21,6 +23,7 @@ from ringfence.cli.progress import ProgressLine, progress
 from ringfence.cli.terminal import confirm, json_text, quoted, safe
 from ringfence.compose.gateway import App
 from ringfence.compose.packages import fetch as fetch_packages
+from ringfence.compose.servers import volumes_folder
 from ringfence.config import Config, clientfiles, writing
 from ringfence.config.clientfiles import ClientFile
 from ringfence.config.writing import WrittenEntry
@@ -29,6 +32,7 @@ from ringfence.core.model import Definition, Json
 from ringfence.core.record import dataclass
 from ringfence.packages.cache import AT, Tree
 from ringfence.packages.install import InstallRequest
+from ringfence.sandbox.servers.volumes import is_free, owner_of
 from ringfence.sandbox.tools.toolkit import offered_tools
 
 _INTRO = """\
@@ -39,6 +43,8 @@ Each runs in a box of its own. Its contracts are a cautious draft: read them, an
 _MOST_REMARKS = 5
 _VALUE = "(the value that is in {file} now)"
 _FETCHED_AT_ONCE = 3
+_LONGEST_VOLUME = 40
+_VOLUME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +83,7 @@ async def take_over(request: InitRequest) -> TakenOver:
     _heard(file, request)
     planner = Planner(file, request.plain | await _said_plain(file, request))
     taken = TakenOver(file, planner.plans(), planner.secrets)
+    _keep_apart(taken, request.output)
     for plan in taken.plans:
         await _agree(plan, request)
     for plan in taken.kept:
@@ -115,6 +122,22 @@ def _fits(plan: ServerPlan, output: Path) -> None:
     except ConfigError as exc:
         plan.problem = f"its entry cannot be part of a configuration: {exc.problems[0].text}"
         print(quoted(f"server {plan.name} is left out: {plan.problem}", ""), file=sys.stderr)
+
+
+def _keep_apart(taken: TakenOver, output: Path) -> None:
+    """Give a new name to each volume under whose name something is kept already, by whatever configuration."""
+    folder = volumes_folder(_settings(writing.configuration([], {}), output).gateway.state)
+    ending = hashlib.sha256(os.path.realpath(output).encode(errors="surrogateescape")).hexdigest()[:8]
+    for plan in taken.plans:
+        for volume in plan.keys.get("volumes", []):
+            name = volume["name"]
+            # A name that no volume can have is refused later, with its entry.
+            if _VOLUME.fullmatch(name) and not is_free(folder, name, output):
+                volume["name"] = f"{name[:_LONGEST_VOLUME]}_{ending}"
+                whose = owner_of(folder, name) or "an earlier version made it"
+                plan.remarks.append(
+                    f"A volume {name} exists already ({whose}). This server does not get it, but {volume['name']}."
+                )
 
 
 def _something(taken: TakenOver) -> None:

@@ -28,6 +28,7 @@ from ringfence.sandbox.files.blobstore import owner_folder, private_folder
 from ringfence.sandbox.servers.boxed_server import BoxedServer, SessionServer
 from ringfence.sandbox.servers.provenance import Hidden
 from ringfence.sandbox.servers.resolve import ResolvedCommand, resolve, resolve_in_image
+from ringfence.sandbox.servers.volumes import claim
 
 if TYPE_CHECKING:
     from ringfence.sandbox.sessions.service import SessionService
@@ -61,6 +62,8 @@ class LaunchSettings:
     """Folders and files of ours that no box sees: what lies around them is shown without them."""
     volumes: Path | None = None
     """Where servers' volumes lie, in our own state, which no mount can name."""
+    configuration: Path | None = None
+    """Whose volumes the servers get; None: a person named the volume on the command line."""
 
 
 @dataclass(slots=True)
@@ -126,8 +129,8 @@ class BoxLauncher:
     # ── The command and its box ──
 
     def _with_volumes(self, spec: ServerSpec, who: Principal) -> ServerSpec:
-        """The server with its volumes mounted: folders that this agent's instances of it share, and no other agent's.
-        Raises Unavailable."""
+        """The server with its volumes mounted: folders that this agent's instances of it share, and no other agent's
+        or configuration's. Raises Unavailable."""
         if not spec.volumes:
             return spec
         if self.settings.volumes is None:
@@ -137,6 +140,8 @@ class BoxLauncher:
             private_folder(self.settings.volumes)
             private_folder(folder)
             for volume in spec.volumes:
+                if self.settings.configuration is not None:
+                    claim(self.settings.volumes, volume.name, self.settings.configuration)
                 (folder / volume.name).mkdir(mode=0o700, exist_ok=True)
         except (StoreError, OSError) as exc:
             raise Unavailable("server_start", f"the volumes of server {spec.name} cannot be made: {exc}") from None
