@@ -247,3 +247,11 @@ def test_a_question_that_somebody_changed_in_the_database_is_not_answered(store:
         assert terminal.end() == 1
         assert "Another program changed the database" in terminal.shown
     assert state(asked) == "pending"
+
+
+@pytest.mark.parametrize("verb", ["approve", "deny"])
+def test_a_question_that_has_expired_says_what_to_do(store: Store, verb: str) -> None:
+    asked = ask(store, expires_at=time.time() - 1)
+    told = gateways.run("approvals", verb, asked.id)
+    assert told.returncode == 1
+    assert "has expired, and can no longer be answered; if the agent makes the call again, it asks again" in told.stderr

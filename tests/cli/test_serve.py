@@ -77,6 +77,13 @@ def test_a_taken_port_is_one_clear_sentence(tmp_path: Path) -> None:
     assert "Traceback" not in shown.stderr and "Ringfence serves" not in shown.stdout
 
 
+@pytest.mark.parametrize("port", ["99999", "-1"])
+def test_a_port_that_is_none_is_one_clear_sentence(port: str) -> None:
+    shown = run("serve", "--demo", "--port", port)
+    assert shown.returncode == 2
+    assert "Invalid value for '--port'" in shown.stderr and "Traceback" not in shown.stderr
+
+
 def test_a_broken_file_starts_nothing(tmp_path: Path) -> None:
     path = gateways.write(tmp_path, "version: 1\nserver: {}\npolicy: {preset: lax}\n")
     shown = run("serve", "--config", path)

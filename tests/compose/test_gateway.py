@@ -259,6 +259,31 @@ async def test_a_definition_that_holds_a_known_secret_is_not_kept(tmp_path: Path
     assert not any(value.encode() in file.read_bytes() for file in (tmp_path / "state").rglob("*") if file.is_file())
 
 
+async def test_a_listing_full_of_what_looks_like_secrets_stops_nobody(tmp_path: Path) -> None:
+    shapes = [f"AKIA{number:016d}".translate(str.maketrans("0123456789", "ABCDEFGHIJ")) for number in range(60_000)]
+    lists = [prompt(f"p{part}", {"name": f"p{part}", "x": shapes[part::8]}) for part in range(8)]
+    lists += [prompt("hidden", {"name": "hidden", "x": [f"{text[:9]}\u200b{text[9:]}" for text in shapes[:9000]]})]
+    lists += [prompt("long", {"name": "long", "x": shapes})]
+    async with App.open(config.load(gateways.write(tmp_path, "version: 1\ngateway: {state: ./state}\n"))) as app:
+        app._guard.redactor = TenantRedactor(lambda: (Secret("token", "s3cr3t-Tok3n-value-ABCDEFGH-9876543210"),))
+        longest, over = 0.0, anyio.Event()
+
+        async def watch() -> None:
+            nonlocal longest
+            while not over.is_set():
+                before = anyio.current_time()
+                await anyio.sleep(0.01)
+                longest = max(longest, anyio.current_time() - before)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(watch)
+            out, wrong = await app.offerable("hostile", lists)
+            over.set()
+    assert [each.name for each in out] == [f"p{part}" for part in range(8)] + ["hidden"]
+    assert len(wrong) == 1 and "long: it has" in wrong[0]
+    assert longest < 1.5
+
+
 async def test_first_use_pins_each_definition_that_is_used_once(tmp_path: Path) -> None:
     for _ in range(2):
         async with opened(tmp_path) as app:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from ringfence.core.aio import fed, in_thread, pieces_of
+from ringfence.core.aio import Aside, fed, in_thread, pieces_of
 from tests import tooling
 
 pytestmark = pytest.mark.anyio
@@ -31,6 +31,27 @@ async def test_work_that_was_begun_is_done() -> None:
     assert await in_thread(lambda: done.wait(60))
     with pytest.raises(ValueError, match="nobody"):
         await in_thread(work)
+
+
+async def test_work_aside_is_done_one_by_one_for_each_party_and_takes_no_other_threads() -> None:
+    aside, go = Aside(2), threading.Event()
+    running: list[str] = []
+
+    def work(whose: str) -> None:
+        running.append(whose)
+        go.wait(30)
+
+    tasks = [asyncio.create_task(aside.do("loud", lambda: work("loud"))) for _ in range(20)]
+    tasks.append(asyncio.create_task(aside.do("quiet", lambda: work("quiet"))))
+    while len(running) < 2:
+        await asyncio.sleep(0.01)
+    for task in tasks[:10]:
+        task.cancel()
+    assert await asyncio.wait_for(in_thread(lambda: "done"), 20) == "done"
+    assert sorted(running) == ["loud", "quiet"], "one that was cancelled keeps its turn until it is done"
+    go.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert sorted(running) == ["loud"] * 11 + ["quiet"]
 
 
 class Source:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mcp.shared.exceptions import MCPError, NoBackChannelError
 
 from ringfence.core.errors import Refused
-from ringfence.core.model import Json, Status
+from ringfence.core.model import Call, Json, Principal, Status
 from ringfence.front import inbound
 from ringfence.front.inbound import LOG_LEVELS, ClientChannel, PausableChannel, Watching, loud_enough, wants
 
@@ -68,6 +68,29 @@ async def test_a_client_that_went_away_is_not_waited_for_for_ever(monkeypatch: p
     client, _ = channel(None)
     with anyio.fail_after(60), pytest.raises(Refused, match="in time"):
         await client.ask({"a": FORM})
+
+
+async def test_calls_that_wait_for_their_clients_are_bounded_in_number_and_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def call(session: str, size: int = 0) -> Call:
+        return Call("call_1", Principal("p"), "t", {"x": [{}] * size}, session=session)
+
+    monkeypatch.setattr(inbound, "MOST_PLACES", 4)
+    monkeypatch.setattr(inbound, "MOST_WEIGHT", 10_000)
+    places = inbound.WaitingForClients()
+    held = [places.take(call("a")) for _ in range(3)]
+    assert held[0] is not None and held[1] is not None and held[2] is None, "as many as are left for others"
+    assert places.take(call("b")) is not None
+    refusing = ClientChannel(Outbound(), {}, None, lambda: places.take(call("a")))  # type: ignore[arg-type]
+    with pytest.raises(Refused, match="too many calls wait"):
+        await refusing.ask({"a": FORM})
+    held[0]()
+    assert places.take(call("b", 1000)) is None, "it is too heavy"
+    answered = ClientChannel(Outbound({"action": "accept"}), {}, None, lambda: places.take(call("c")))  # type: ignore[arg-type]
+    for _ in range(10):
+        await answered.ask({"a": FORM})
+    assert places._calls.total() == 2, "what is answered waits no more"
 
 
 async def test_progress_and_words_reach_the_client() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import anyio.to_thread
 import pytest
 
 from ringfence.core import canonical
@@ -16,6 +18,7 @@ from ringfence.core.errors import Unavailable
 from ringfence.core.model import AgentSpec, Definition, Json, Principal, ServerSpec
 from ringfence.core.ports import UpstreamRequest
 from ringfence.core.secret import Secret
+from ringfence.front import entries
 from ringfence.front.listing import Listing
 from ringfence.governance.contract import Catalog, built_in
 from ringfence.governance.dispatch import DispatchTargets
@@ -243,6 +246,35 @@ async def test_resources_are_those_that_their_servers_list_allows(tmp_path: Path
         specs = [ServerSpec(name, resources=("doc:*",)) for name in ("a", "b")] + [ServerSpec("c")]
         way.pipeline.rules = swapped(way.pipeline.rules, *specs)
         assert await shelf.resources(ALICE, templates=False) == [{"name": "n", "uri": "doc:1", "x": 1}]
+
+
+async def test_what_servers_list_is_checked_beside_the_loop_and_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where: list[int] = []
+    really = entries.as_listed
+
+    def checked(*given: Any) -> Json:
+        where.append(threading.get_ident())
+        return really(*given)
+
+    monkeypatch.setattr(entries, "as_listed", checked)
+    turns: list[int] = []
+    apart = anyio.to_thread.run_sync
+
+    async def run_sync(work: Any, *given: Any, **how: Any) -> Any:
+        before = len(where)
+        done = await apart(work, *given, **how)
+        turns.append(len(where) - before)
+        return done
+
+    monkeypatch.setattr(anyio.to_thread, "run_sync", run_sync)
+    lists = Lists(a=[{"uri": f"doc:{number}"} for number in range(1_100)])
+    async with shelved(tmp_path, Said(), lists) as (shelf, way):
+        way.pipeline.rules = swapped(way.pipeline.rules, ServerSpec("a", resources=("doc:*",)))
+        assert len(await shelf.resources(ALICE, templates=False)) == 1_100
+    assert len(where) == 1_100 and threading.get_ident() not in where
+    assert max(turns) <= 500, "others have a turn in between"
 
 
 async def test_what_sessions_left_comes_after_the_servers_lists_and_is_nobody_elses(tmp_path: Path) -> None:

@@ -177,6 +177,18 @@ async def test_so_many_may_wait_and_no_more(monkeypatch: pytest.MonkeyPatch) -> 
         assert len(waiting._waiting) == 3
 
 
+async def test_what_waits_keeps_so_much_memory_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    heavy = replace(CALL, inputs={"early": ["x"] * 1000})
+    monkeypatch.setattr(inbound, "MOST_WEIGHT", 150_000)
+    async with pausing() as (waiting, _):
+        await begun(waiting, heavy)
+        handle = await begun(waiting, heavy)
+        with pytest.raises(MCPError, match="too many"):
+            await begun(waiting, heavy)
+        assert isinstance(await waiting.resume(handle, answering(q0={}), channel()), Outcome)
+        await begun(waiting, heavy)
+
+
 async def test_one_principals_calls_keep_no_other_from_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbound, "MAX_WAITING", 4)
     other = replace(CALL, principal=Principal("other"))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ringfence.core import canonical
 from ringfence.core.model import Json, Outcome, Person, Status
 from ringfence.governance import approvals
 from ringfence.governance.call_meta import TRACE, split, trace_problem
@@ -136,6 +137,8 @@ class Known:
     def matches(self, data: bytes) -> bool:
         return b"hunter2" in data
 
+    knows = matches
+
     def marked(self, text: str) -> tuple[str, dict[str, int]]:
         return self.redact(text)
 
@@ -197,6 +200,26 @@ def test_what_is_a_trace_goes_on(name: str) -> None:
     for value in GOOD_TRACES[name]:
         assert trace_problem(name, value) is None, value
         assert split({name: value}, ()).trace == {name: value}
+
+
+async def test_what_is_kept_of_a_call_tells_its_arguments_from_what_goes_beside_them(tmp_path: Path) -> None:
+    kept = contract("echo", meta=[CALLER], record="full")
+    arguments = {"a": 1, "_meta": {"evil": 1}, "inputResponses": "EVIL", "arguments": 2, "meta": 3, "inputs": 4}
+    answers = {"q": {"action": "decline"}}
+    beside: dict[str, Json] = {
+        "meta": {"meta": {CALLER: "nice"}},
+        "inputs": {"inputs": answers},
+        "both": {"meta": {CALLER: "nice"}, "inputs": answers},
+    }
+    async with governed(tmp_path, Said(contracts=(kept,))) as way:
+        for id, more in beside.items():
+            assert (await way.call("echo", arguments, id=id, **more)).ok
+            payload = way.store.reader().payload(id, "arguments")
+            assert payload is not None
+            assert canonical.loads(payload.body) == {"arguments": arguments, **more}
+        assert (await way.call("echo", arguments, id="alone")).ok
+        alone = way.store.reader().payload("alone", "arguments")
+        assert alone is not None and canonical.loads(alone.body) == arguments
 
 
 async def test_meta_is_bounded(tmp_path: Path) -> None:

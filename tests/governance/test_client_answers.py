@@ -347,13 +347,50 @@ async def test_a_condition_of_an_approval_sees_the_answers(tmp_path: Path) -> No
 
 async def test_an_answer_that_came_with_the_call_is_used_where_it_fits_what_is_asked(tmp_path: Path) -> None:
     heard: list[Any] = []
-    said = Said(contracts=(contract("echo", approval="always"),))
-    async with governed(tmp_path, said, [asking(heard, {"q": FORM})]) as way:
+    async with governed(tmp_path, replies=[asking(heard, {"q": FORM})]) as way:
         early = {"q": accept(folder="a", more="b"), "unknown": accept(x=1)}
-        approve(way, await way.call(inputs=early))
-        assert (await way.call(inputs=early)).ok, "the person saw it with the call"
+        assert (await way.call(inputs=early)).ok
         assert heard == [{"q": accept(folder="a")}]
         assert way.client.asked == []
+
+
+async def test_an_answer_that_came_with_the_call_is_approved_together_with_its_question(tmp_path: Path) -> None:
+    heard: list[Any] = []
+    said = Said(contracts=(contract("echo", mode="write", approval="always"),))
+    early = {"q": accept(folder="a")}
+    async with governed(tmp_path, said, [asking(heard, {"q": FORM})]) as way:
+        approve(way, await way.call(inputs=early))
+        waits = await way.call(inputs=early)
+        assert (waits.reason_code, heard) == ("approval_required", [])
+        shown = way.store.reader().approval(approve(way, waits))
+        assert shown is not None and shown.summary["inputs"] == early
+        assert shown.summary["asked"]["q"]["message"] == "Which folder?"
+        approve(way, await way.call(inputs=early))
+        assert (await way.call(inputs=early)).ok
+        assert heard == [early] and way.client.asked == []
+        # A person who saw the answer to one question has said nothing about another under the same key.
+        other: Json = {"method": "elicitation/create", "params": {"message": "Erase?", "requestedSchema": SCHEMA}}
+        way.servers.replies = [asking(heard, {"q": other})]
+        approve(way, await way.call(inputs=early))
+        assert (await way.call(inputs=early)).reason_code == "approval_required"
+        assert heard == [early]
+
+
+async def test_an_answer_that_came_with_the_call_goes_by_the_rules_of_the_moment_that_it_is_used(
+    tmp_path: Path,
+) -> None:
+    heard: list[Any] = []
+    async with governed(tmp_path) as way:
+
+        async def answer(request: UpstreamRequest) -> Json:
+            said = Said(rules=(rule("ask", tool_patterns=("echo",)),))
+            way.pipeline.rules = rulebook(said, way.store)
+            heard.append(dict(await request.channel.ask({"q": FORM})))
+            return OK
+
+        way.servers.replies = [answer]
+        assert (await way.call(inputs={"q": accept(folder="a")})).reason_code == "approval_required"
+        assert heard == []
 
 
 async def test_an_early_answer_that_does_not_fit_is_asked_for(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -30,6 +31,8 @@ class Known:
 
     def matches(self, data: bytes) -> bool:
         return b"hunter2" in data
+
+    knows = matches
 
     def secrets(self, text: str) -> Mapping[str, int]:
         return {"the_token": text.count("hunter2")}
@@ -92,8 +95,8 @@ class Counting(Known):
 def test_a_long_message_costs_what_is_shown_of_it_and_a_little_more() -> None:
     counting = Counting()
     guard = Guard(Schemas().result_problem, counting)
-    shown = guard.message("hunter2 " * 1_000_000)
-    assert shown.startswith("[secret] [secret]") and "hunter" not in shown
+    shown = guard.message(("hunter2 " + "plain " * 20) * 100_000)
+    assert shown.startswith("[secret] plain") and "hunter" not in shown
     assert counting.searched < 1_000_000
 
 
@@ -104,10 +107,10 @@ def test_many_keys_that_look_alike_once_cleaned_stay_apart() -> None:
     )
     assert guarded.result is not None
     shapes = Guard(Schemas().result_problem, TenantRedactor(lambda: ()))
-    many = {f"AKIAIOSFODNN7{number:07}".translate(str.maketrans("0189", "GHJK")): number for number in range(30_000)}
+    many = {f"AKIAIOSFODNN7{number:07}".translate(str.maketrans("0189", "GHJK")): number for number in range(2000)}
     whole = shapes.inspect(policy(max_bytes=8_000_000), PLAIN, text_result("x", structuredContent=many))
     assert whole.result is not None
-    assert sorted(whole.result["structuredContent"].values()) == list(range(30_000))
+    assert sorted(whole.result["structuredContent"].values()) == list(range(2000))
 
 
 @pytest.mark.parametrize("said", ["true", 1, None, []])
@@ -119,21 +122,72 @@ def test_an_error_mark_is_true_or_false(said: Any) -> None:
 @pytest.mark.anyio
 async def test_what_a_server_says_besides_results_has_a_length() -> None:
     guard = Guard(Schemas().result_problem, Known())
-    words = "hunter2 " * 10_000
+    words = "hunter2 " + "plain " * 13_000
     assert (await guard.said(READ, {"data": words}))["data"].startswith("[secret] ")
     with pytest.raises(Refused, match="may have 262144"):
         await guard.said(READ, {"data": words * 4})
-    assert guard.error_data(READ, {"why": "hunter2"}) == {"why": "[secret]"}
+    assert await guard.error_data(READ, {"why": "hunter2"}) == {"why": "[secret]"}
     with pytest.raises(Refused, match="may have 65536"):
-        guard.error_data(READ, [words])
+        await guard.error_data(READ, [words])
 
 
 @pytest.mark.anyio
 async def test_a_long_result_is_inspected_as_a_short_one_is() -> None:
     guard = Guard(Schemas().result_problem, Known())
-    result = text_result("hunter2 " * 20_000)
+    result = text_result(("hunter2 " + "plain " * 20) * 2000)
     apart = await guard.inspect_async(READ, PLAIN, result)
-    assert apart == guard.inspect(READ, PLAIN, result) and apart.redactions == {"token": 20_000}
+    assert apart == guard.inspect(READ, PLAIN, result) and apart.redactions == {"token": 2000}
+
+
+KEYS = [f"AKIA{number:016d}".translate(str.maketrans("0123456789", "ABCDEFGHIJ")) for number in range(41_000)]
+
+
+@pytest.mark.parametrize("size", [2600, 41_000])
+def test_a_result_full_of_what_looks_like_secrets_is_withheld_whole(size: int) -> None:
+    guard = Guard(Schemas().result_problem, TenantRedactor(lambda: ()))
+    for result in (text_result("x", structuredContent={"a": KEYS[:size]}), text_result(" ".join(KEYS[:size]))):
+        guarded = guard.inspect(policy(max_bytes=8_000_000), PLAIN, result)
+        shown = json.dumps(guarded.result) if guarded.result else ""
+        assert "AKIA" not in shown and len(shown) < 200
+    hidden = text_result("x", structuredContent={"a": [f"{key[:9]}\u200b{key[9:]}" for key in KEYS[:size]]})
+    assert guard.inspect(policy(max_bytes=8_000_000), PLAIN, hidden).problem is not None
+
+
+@pytest.mark.anyio
+async def test_what_a_server_says_is_cleaned_beside_the_loop_where_that_takes_long() -> None:
+    guard = Guard(Schemas().result_problem, TenantRedactor(lambda: ()))
+    threads: set[threading.Thread] = set()
+    walk = guard._walk
+
+    def watched(*given: Any, **named: Any) -> Any:
+        threads.add(threading.current_thread())
+        return walk(*given, **named)
+
+    guard._walk = watched  # type: ignore[method-assign]
+    assert (await guard.said(READ, {"data": KEYS[:1000]}))["data"] == ["[redacted]"] * 1000
+    assert (await guard.error_data(READ, KEYS[:1000])) == ["[redacted]"] * 1000
+    few = await guard.inspect_async(READ, PLAIN, text_result("x", structuredContent={"a": KEYS[:1000]}))
+    assert few.result is not None and threading.main_thread() not in threads
+    for attempt in (guard.said(READ, {"data": KEYS[:2600]}), guard.error_data(READ, KEYS[:2600])):
+        with pytest.raises(Refused, match="more than 2000 pieces"):
+            await attempt
+    assert threading.main_thread() not in threads
+
+
+@pytest.mark.anyio
+async def test_nothing_is_made_of_a_long_result_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    where: list[int] = []
+    really = canonical.dumps
+
+    def dumps(value: Any) -> bytes:
+        where.append(threading.get_ident())
+        return really(value)
+
+    monkeypatch.setattr(canonical, "dumps", dumps)
+    guard = Guard(Schemas().result_problem)
+    for long in (text_result("x" * 100_000), {"content": [], "structuredContent": {"many": list(range(10_000))}}):
+        assert (await guard.inspect_async(READ, PLAIN, long)).problem is None
+    assert where and threading.get_ident() not in where
 
 
 @pytest.mark.parametrize("trust", ["trusted", "partial", "untrusted"])

@@ -312,6 +312,8 @@ def test_all_problems_come_at_once() -> None:
         ((rule("deny", tool_patterns=("create_.*",)),), "standard", True),
         ((rule("deny", tool_patterns=("delete_.*",)),), "standard", False),
         ((rule("deny", when="has(args.x)"),), "standard", False),
+        ((rule("deny"), rule("allow", id="b", when="has(args.x)")), "standard", True),
+        ((rule("allow"), rule("deny", id="b", when="has(args.x)")), "standard", False),
         ((rule("deny", argument_patterns={"code": "rm"}),), "standard", False),
         ((rule("ask"),), "none", False),
         ((rule("sandbox"),), "none", False),

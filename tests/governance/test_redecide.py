@@ -128,6 +128,25 @@ async def test_kept_arguments_decide_where_nothing_was_redacted(tmp_path: Path) 
     assert (hidden.decided, hidden.depends) == (False, ("r",))
 
 
+async def test_kept_arguments_decide_with_what_went_beside_them_and_as_they_were_kept_before(tmp_path: Path) -> None:
+    """Records made earlier have it among the arguments."""
+    keeps = faking.contract("echo", log={"arguments": "redacted"}, meta=["vendor.example/v"])
+    sent: Json = {"arguments": {"text": "x", "_meta": "own"}, "meta": {"vendor.example/v": 1}, "inputs": {"q": {}}}
+    body, kept = await recorded(tmp_path, contract=keeps, **sent)
+    assert kept is not None
+    assert kept.whole == sent
+    old = {"text": "x", "_meta": sent["meta"], "inputResponses": sent["inputs"]}
+    new = [rule("deny", "r", when='args.text == "x" && call.inputs.q == {}')]
+    got = Redecision(ahead([], keeps), ahead(new, keeps), Principal)
+    assert isinstance(now := got.again(body, kept), Again) and now.new == {"deny"}
+    assert isinstance(lost := got.again(body, Kept(kept.salt, old)), Again) and not lost.decided, (
+        "`_meta` is not as it was"
+    )
+    body, kept = await recorded(tmp_path / "2", contract=keeps, **{**sent, "arguments": {"text": "x"}})
+    assert kept is not None
+    assert isinstance(before := got.again(body, Kept(kept.salt, old)), Again) and before.new == {"deny"}
+
+
 async def test_no_arguments_at_all_are_known_by_their_length(tmp_path: Path) -> None:
     got = await again(tmp_path, [], [rule("deny", "r", argument_patterns={"*": "."})], arguments={})
     assert got.new == {"allow"}

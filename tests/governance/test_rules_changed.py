@@ -14,6 +14,7 @@ from ringfence.core.errors import Unavailable
 from ringfence.core.model import Action, Json, Outcome, Rule
 from ringfence.core.ports import UpstreamRequest
 from ringfence.governance import idempotency
+from ringfence.governance.contract import Catalog, Schemas
 from ringfence.store import KeyRow, Reader, sqlite
 from tests import tooling
 from tests.faking import OK, Said, Way, contract, governed, rulebook
@@ -72,6 +73,17 @@ async def test_a_call_that_waits_for_another_under_its_key_is_judged_again(name:
             way.pipeline.rules = rulebook(OTHERS[name], way.store)
         assert outcomes[0].ok, "what had begun goes on"
         assert [(each.status, each.reason_code) for each in outcomes[1:]] == [("denied", "rules_changed")] * 2
+        assert len(way.servers.requests) == 1
+
+
+async def test_a_call_whose_tool_is_there_no_more_after_it_waited_says_why(tmp_path: Path) -> None:
+    """Nobody forbade it, and to make it again does not help."""
+    async with governed(tmp_path, SAID, [LONG]) as way:
+        async with one_key(way, waiting_calls=1) as outcomes:
+            now = rulebook(SAID, way.store)
+            missing = Catalog({one.name: one for one in SAID.contracts}, {}, schemas=Schemas())
+            way.pipeline.rules = replace(now, catalog=missing)
+        assert (outcomes[1].status, outcomes[1].reason_code) == ("unavailable", "not_pinned")
         assert len(way.servers.requests) == 1
 
 

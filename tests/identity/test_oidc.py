@@ -59,7 +59,7 @@ class Provider:
 
 def token(key: Any = RSA, algorithm: str = "RS256", head: dict[str, Any] | None = None, **claims: Any) -> str:
     now = int(time.time())
-    said = {"iss": ISSUER, "aud": AUDIENCE, "exp": now + 60, "iat": now, "sub": "u1", "client_id": "c1", **claims}
+    said = {"iss": ISSUER, "aud": AUDIENCE, "exp": now + 36_000, "iat": now, "sub": "u1", "client_id": "c1", **claims}
     given = {name: value for name, value in said.items() if value is not None}
     return jwt.encode(given, key, algorithm, headers={"kid": "r", **(head or {})})
 
@@ -109,7 +109,7 @@ WRONG: dict[str, Any] = {
     "a part of the audience": token(aud=AUDIENCE[:-1]),
     "another resource": token(resource="https://other.corp.example"),
     "no end": token(exp=None),
-    "not yet": token(nbf=int(time.time()) + 3600),
+    "not yet": token(nbf=int(time.time()) + 18_000),
     "no client": token(client_id=None),
     "two clients": token(azp="c2"),
     "an identity token by its type": token(head={"typ": "id+jwt"}),

@@ -143,7 +143,7 @@ EXAMPLES = {
     "huggingface_token": "hf_" + LETTERS + "abcd",
     "stripe_key": "sk_live_" + LETTERS,
     "sendgrid_key": "SG." + LETTERS[:22] + "." + LETTERS + "abcdefghijk",
-    "ringfence_token": "rft_" + "0123456789abcdef0123" + "_" + LETTERS[:43],
+    "ringfence_token": "rft_" + "0123456789abcdef0123" + "_" + (LETTERS * 2)[:43],
     "shopify_token": "shpat_" + "0123456789abcdef" * 2,
     "telegram_token": "123456789:AA" + LETTERS + "ab",
     "grafana_token": "glsa_" + LETTERS + "_12345678",

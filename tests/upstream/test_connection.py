@@ -217,6 +217,20 @@ async def test_a_listing_of_too_many_tools_is_refused_and_as_many_as_may_be_are_
     assert refused.value.reason_code == "server_listing"
 
 
+@pytest.mark.parametrize(
+    ("method", "key"), [("resources/list", "resources"), ("resources/templates/list", "resourceTemplates")]
+)
+async def test_every_list_of_a_server_has_a_bound(method: str, key: str) -> None:
+    async def page(params: Json, exchange: Any) -> Json:
+        return {key: [{"uri": "x:1"}] * 6_000, "nextCursor": "1"}
+
+    answers: dict[str, Any] = {method.replace("/", "_"): page}
+    made, _ = await opened(far_end(**answers))
+    with pytest.raises(Unavailable, match=f"{method} lists more than 10,000 {key}") as refused:
+        await made.list_all(method, key)
+    assert refused.value.reason_code == "server_listing"
+
+
 async def test_definitions_are_digested_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     where: list[int] = []
 

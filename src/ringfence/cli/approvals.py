@@ -109,6 +109,11 @@ def _answer(identifier: str, config_path: Path | None, demo: bool, *, approve: b
     _own(folder)
     with common.reading(folder) as reader:
         approval = _find(reader, identifier)
+    if approval.state == "expired":
+        common.fail(
+            f"approval {approval.id} has expired, and can no longer be answered; if the agent makes the call again, it "
+            "asks again"
+        )
     if approval.state != "pending":
         common.fail(f"approval {approval.id} is {approval.state} already; there is nothing to answer")
     reason = objection(approval, person)

@@ -125,14 +125,20 @@ def show(
         print(f"  sha256 {record.hash}")
         print(quoted(json_text(body), "  "), end="\n\n")
     for part, (value, right) in kept.items():
+        of = "arguments, and of what went beside them" if part == "arguments" and _carries(records) else part
         if value is None and _is_gone(records, part):
             print(f"What was kept of the {part} is gone, and no erasure is on record.")
         elif value is None:
             print(f"Of the {part} nothing but a digest is kept.")
         elif not right:
-            print(f"Kept of the {part}, and {_UNLIKE[right]}:\n{quoted(json_text(value), '  ')}")
+            print(f"Kept of the {of}, and {_UNLIKE[right]}:\n{quoted(json_text(value), '  ')}")
         else:
-            print(f"Kept of the {part}, redacted:\n{quoted(json_text(value), '  ')}")
+            print(f"Kept of the {of}, redacted:\n{quoted(json_text(value), '  ')}")
+
+
+def _carries(records: list[Record]) -> bool:
+    """Whether more than its arguments went to the server of this call."""
+    return any(_part(record.body, "carried").keys() & {"meta", "inputs"} for record in records)
 
 
 def _is_gone(records: list[Record], part: str) -> bool:
@@ -331,8 +337,8 @@ def prune(
 ) -> None:
     """Remove the oldest records. The removal is recorded and signed, so the rest still verifies.
 
-    Calls that run, that wait for an approval or whose idempotency key is in force stay, and so do all records after
-    them. With `gateway.retention: 90d` in a ringfence.yaml, `ringfence serve` does this every hour.
+    All records stay from the oldest call on that still runs, waits for an approval, or has an idempotency key in
+    force. With `gateway.retention: 90d` in a ringfence.yaml, `ringfence serve` does this every hour.
 
     \b
     ringfence audit export 2025.jsonl --until 2026-01-01

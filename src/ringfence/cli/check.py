@@ -218,7 +218,7 @@ async def accept_definitions(settings: Config, yes: bool, told: Json | None) -> 
                 if told is not None:
                     told["unreachable"].append({"server": server.name, "problem": str(exc)})
                 continue
-            offered, wrong = app.offerable(server.name, shown)
+            offered, wrong = await app.offerable(server.name, shown)
             changes.extend(_changes(app, server, offered))
             if told is not None:
                 told["left_out"] += [{"server": server.name, "problem": each} for each in wrong]

@@ -54,7 +54,9 @@ def serve(
     host: str | None = typer.Option(
         None, "--host", metavar="ADDRESS", help="Address to listen on; others than loopback need identity and TLS."
     ),
-    port: int | None = typer.Option(None, "--port", metavar="N", help="Port to listen on; 0 takes a free one."),
+    port: int | None = typer.Option(
+        None, "--port", min=0, max=65_535, metavar="N", help="Port to listen on; 0 takes a free one."
+    ),
     demo: bool = typer.Option(False, "--demo", help="Serve the built-in example, which needs no configuration."),
     agent: str | None = common.AgentOption,
 ) -> None:

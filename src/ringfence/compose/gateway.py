@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,6 +61,7 @@ log = logging.getLogger("ringfence")
 
 _NAME_LENGTH = 300
 _MOST_FIELDS = 50
+_LONGEST_DEFINITION = 262_144
 _MOST_CHANGES = 100
 """Changed definitions of one server that are each on record at once; of the rest, how many there were."""
 _CHANGE_SECONDS = 300.0
@@ -267,7 +269,7 @@ class App:
 
     async def learn(self, server: str, definitions: Sequence[Definition]) -> None:
         """Compare what a server shows with what was accepted; pin what may be pinned on first use."""
-        definitions, _ = self.offerable(server, definitions)
+        definitions, _ = await self.offerable(server, definitions)
         rows = self._accepted(server)
         pinned = {(row.definition.kind, row.definition.name): row.definition for row in rows}
         known = self._live.get(server, {})
@@ -292,22 +294,10 @@ class App:
         spec = self.config.servers.get(server)
         return [] if spec is None else self.store.reader().accepted({server: spec})
 
-    def offerable(self, server: str, definitions: Iterable[Definition]) -> tuple[list[Definition], list[str]]:
-        """Those that can be offered, and what is wrong with the others, which count as not shown: one that holds a
-        known secret, since an accepted one is kept and its name is shown as it is; and one that is none by the
-        protocol, for which clients would refuse the whole list."""
-        out: list[Definition] = []
-        wrong: list[str] = []
-        for definition in definitions:
-            if self._guard.holds_secret({"name": definition.name, "body": definition.body}):
-                problem: str | None = "a secret stands in it"
-            else:
-                problem = entries.problem(definition.kind, definition.body)
-            if problem is None:
-                out.append(definition)
-            else:
-                named = self._guard.message(definition.name, most=_NAME_LENGTH)
-                wrong.append(f"{definition.kind} {named}: {self._guard.message(problem, most=_NAME_LENGTH)}")
+    async def offerable(self, server: str, definitions: Sequence[Definition]) -> tuple[list[Definition], list[str]]:
+        """Those that can be offered, and what is wrong with the others, which count as not shown. They are looked at
+        beside the loop, in the order in which a server shows them: it decides how long and how many they are."""
+        out, wrong = await self._guard.aside.do(server, partial(self._looked_at, list(definitions)))
         if wrong and wrong != self._unfit.get(server):
             for each in wrong[:_MOST_TOLD]:
                 log.warning("server %s: it is left out of what is offered: %s", server, each)
@@ -315,6 +305,29 @@ class App:
                 log.warning("server %s: %d more are left out as well", server, len(wrong) - _MOST_TOLD)
         self._unfit[server] = wrong
         return out, wrong
+
+    def _looked_at(self, definitions: list[Definition]) -> tuple[list[Definition], list[str]]:
+        out: list[Definition] = []
+        wrong: list[str] = []
+        for definition in definitions:
+            problem = self._unfitness(definition)
+            if problem is None:
+                out.append(definition)
+            else:
+                named = self._guard.message(definition.name, most=_NAME_LENGTH)
+                wrong.append(f"{definition.kind} {named}: {self._guard.message(problem, most=_NAME_LENGTH)}")
+        return out, wrong
+
+    def _unfitness(self, definition: Definition) -> str | None:
+        """Why a definition is not offered: it is longer than any that a model could read; it holds a known secret,
+        since an accepted one is kept and its name is shown as it is; or it is none by the protocol, for which clients
+        would refuse the whole list."""
+        size = len(canonical.message(definition.body, "surrogatepass"))
+        if size > _LONGEST_DEFINITION:
+            return f"it has {size:,} bytes, and may have {_LONGEST_DEFINITION:,}"
+        if self._guard.holds_secret({"name": definition.name, "body": definition.body}):
+            return "a secret stands in it"
+        return entries.problem(definition.kind, definition.body)
 
     async def _accept_at_first_use(self, server: str, fresh: list[Definition], rows: list[PinRow]) -> None:
         """Pin what a server shows, up to a number; what it showed long ago and nobody relies on makes room."""

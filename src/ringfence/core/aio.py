@@ -6,10 +6,11 @@ import asyncio
 import importlib
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 T = TypeVar("T")
 
@@ -176,6 +177,23 @@ def _nothing() -> None:
 async def in_thread(work: Callable[[], T]) -> T:
     """Cancelling does not keep it from being done."""
     return await _shielded(asyncio.get_running_loop().run_in_executor(None, work))
+
+
+class Aside:
+    """Threads of their own for what others than we decide the length of: a few for all, and one at a time for each
+    party. Who sends what is dear to work on waits for its own turn, and takes no thread from anything else."""
+
+    def __init__(self, most: int = 2) -> None:
+        self._pool = ThreadPoolExecutor(most, "aside")
+        self._turns: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
+
+    async def do(self, whose: Hashable, work: Callable[[], T]) -> T:
+        """Cancelling does not keep it from being done once it was begun, and its turn ends with it."""
+        turn = self._turns.setdefault(whose, asyncio.Lock())
+        await turn.acquire()
+        working = asyncio.get_running_loop().run_in_executor(self._pool, work)
+        working.add_done_callback(lambda _: turn.release())
+        return await _shielded(working)
 
 
 async def pieces_of(pieces: Iterator[bytes]) -> AsyncGenerator[bytes, None]:

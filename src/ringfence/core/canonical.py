@@ -283,6 +283,11 @@ _LISTS = (list, tuple)
 def is_light(value: Any, most: int) -> bool:
     """Whether a JSON value has at most so many characters, each value and key in it counted as 32 more. However heavy
     it is, no more of it than that is looked at."""
+    return weight(value, most) < most
+
+
+def weight(value: Any, most: int) -> int:
+    """How heavy a JSON value is, as `is_light` counts; `most` or more for whatever is heavier."""
     left = most
     stack = [value]
     while stack and left > 0:
@@ -299,4 +304,4 @@ def is_light(value: Any, most: int) -> bool:
             left -= 16 * len(item)
             if left > 0:
                 stack += item
-    return left > 0
+    return most - left

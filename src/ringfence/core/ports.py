@@ -147,6 +147,10 @@ class Redactor(Protocol):
         """Whether `redact` would remove anything."""
         ...
 
+    def knows(self, data: bytes) -> bool:
+        """Whether a known secret stands in it, whatever else has the shape of one."""
+        ...
+
     def redact(self, text: str) -> tuple[str, Mapping[str, int]]:
         """The text without secrets, and how often each rule matched."""
         ...

@@ -31,6 +31,10 @@ ANSWER_SECONDS = 600.0
 WAIT_SECONDS = 600.0
 """How long a paused call waits for its client's next request."""
 MAX_WAITING = 1000
+MOST_PLACES = 2 * MAX_WAITING
+"""Of calls that wait for their client's answer, whatever its era."""
+MOST_WEIGHT = 64_000_000
+"""Of all of these, as `canonical.weight` counts it: about a quarter of the bytes in memory."""
 MOST_VALUES = 100_000
 """Of one message of a client."""
 MOST_DECLARED = 16_384
@@ -116,10 +120,43 @@ class ClientRequest:
     """What the client declared: in its handshake, or with this very request."""
 
 
+class WaitingForClients:
+    """What calls keep in memory while they wait for their client's answer, of whatever era it is. Each client may have
+    as much as is left for the others, so that none can take it all."""
+
+    def __init__(self) -> None:
+        self._calls: Counter[str] = Counter()
+        self._weights: Counter[str] = Counter()
+
+    def take(self, call: Call) -> Callable[[], None] | None:
+        """A place for a call; what is to be called once it waits no more. None where there is no place for it."""
+        client = f"{call.principal.key} {call.session or call.origin}"
+        weight = canonical.weight((call.arguments, call.meta, call.inputs), MOST_WEIGHT)
+        crowded = self._calls[client] >= MOST_PLACES - self._calls.total()
+        if crowded or self._weights[client] + weight > MOST_WEIGHT - self._weights.total():
+            return None
+        self._calls[client] += 1
+        self._weights[client] += weight
+
+        def free() -> None:
+            self._calls -= Counter({client: 1})
+            self._weights -= Counter({client: weight})
+
+        return free
+
+
 class ClientChannel:
     """The way back to a handshake-era client: questions are requests on the call's own stream."""
 
-    def __init__(self, outbound: DispatchContext[Any], capabilities: Json, log_level: str | None) -> None:
+    def __init__(
+        self,
+        outbound: DispatchContext[Any],
+        capabilities: Json,
+        log_level: str | None,
+        place: Callable[[], Callable[[], None] | None] = lambda: lambda: None,
+    ) -> None:
+        """`place`: for the call while it waits; see `WaitingForClients.take`."""
+        self._place = place
         self._outbound = outbound
         self._capabilities = capabilities
         self._log_level = log_level
@@ -129,6 +166,15 @@ class ClientChannel:
         return self._capabilities
 
     async def ask(self, questions: Mapping[str, Json]) -> Mapping[str, Json]:
+        free = self._place()
+        if free is None:
+            raise Refused(Status.FAILED, "client_refused", "too many calls wait for their clients' answers")
+        try:
+            return await self._asked(questions)
+        finally:
+            free()
+
+    async def _asked(self, questions: Mapping[str, Json]) -> Mapping[str, Json]:
         answers: dict[str, Json] = {}
         for key, question in questions.items():
             try:
@@ -226,22 +272,28 @@ class _Run:
     scope: anyio.CancelScope
     principal: str
     binding: str
+    call: Call
     outcome: Outcome | None = None
     failed: bool = False
     handle: str | None = None
     """What the client holds while the call waits for it."""
+    free: Callable[[], None] = lambda: None
+    """To be called when it waits no more."""
 
 
 class PausedCalls:
     """Runs such calls in tasks of their own and pairs each answer with its call."""
 
-    def __init__(self, pipeline: CallPipeline, group: anyio.abc.TaskGroup) -> None:
+    def __init__(
+        self, pipeline: CallPipeline, group: anyio.abc.TaskGroup, places: WaitingForClients | None = None
+    ) -> None:
+        self._places = places or WaitingForClients()
         self._pipeline = pipeline
         self._group = group
         self._waiting: dict[str, _Run] = {}
 
     async def begin(self, call: Call, channel: PausableChannel) -> Outcome | Json:
-        run = _Run(channel, anyio.CancelScope(), call.principal.key, _binding(call))
+        run = _Run(channel, anyio.CancelScope(), call.principal.key, _binding(call), call)
         self._group.start_soon(self._drive, run, call)
         return await self._next(run)
 
@@ -255,7 +307,7 @@ class PausedCalls:
         if call.inputs is None:
             raise MCPError(INVALID_PARAMS, "inputResponses must be an object")
         found()
-        del self._waiting[handle]
+        self._leave(handle)
         run.handle = None
         if run.outcome is not None:  # it ended meanwhile
             run.scope.cancel()
@@ -278,7 +330,7 @@ class PausedCalls:
             run.failed = True
         finally:
             if run.handle is not None:  # the client did not come back in time; what is over cannot be resumed
-                self._waiting.pop(run.handle, None)
+                self._leave(run.handle)
             run.channel.moved.set()
 
     async def _next(self, run: _Run) -> Outcome | Json:
@@ -298,6 +350,11 @@ class PausedCalls:
         if len(self._waiting) >= MAX_WAITING and not self._made_room(run.principal):
             run.scope.cancel()
             raise MCPError(-32603, "too many calls wait for an answer")
+        free = self._places.take(run.call)
+        if free is None:
+            run.scope.cancel()
+            raise MCPError(-32603, "too many calls wait for an answer")
+        run.free = free
         run.handle = handle = "rfs_" + secrets.token_urlsafe(24)
         self._waiting[handle] = run
         run.channel.outbound = None
@@ -318,8 +375,15 @@ class PausedCalls:
             chosen = next((handle for handle, run in self._waiting.items() if run.principal == most), None)
         if chosen is None:
             return False
-        self._waiting.pop(chosen).scope.cancel()
+        run = self._waiting[chosen]
+        self._leave(chosen)
+        run.scope.cancel()
         return True
+
+    def _leave(self, handle: str) -> None:
+        run = self._waiting.pop(handle, None)
+        if run is not None:
+            run.free()
 
 
 def _binding(call: Call) -> str:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection
+from functools import partial
+
+import anyio
+import anyio.to_thread
 
 from ringfence.core import canonical, invisible
 from ringfence.core.errors import Refused
@@ -120,6 +124,38 @@ def _owner(name: str, servers: Collection[str]) -> str | None:
 
 _MOST_LEARNT = 5_000
 """Resources of one server of which it is remembered whose they are."""
+_PIECE = 500
+"""Entries of a server's list that are checked in one turn."""
+
+
+def _checked(
+    kind: entries.Kind,
+    spec: ServerSpec,
+    pipeline: CallPipeline,
+    principal: Principal,
+    items: list[Json],
+    version: str,
+) -> list[tuple[str, Json] | tuple[None, str]]:
+    """What of a server's resources, or templates, may be offered: each in its normal form, and as a client is shown it;
+    or None, and why it is malformed."""
+    rules = pipeline.rules
+    permission = rules.permissions.of(principal)
+    key = "uriTemplate" if kind == "template" else "uri"
+    out: list[tuple[str, Json] | tuple[None, str]] = []
+    for item in items:
+        uri = item.get(key)
+        known = normal_uri(uri) if isinstance(uri, str) else None
+        if known is None:
+            out.append((None, f"{key}: there is none, or none that has one meaning"))
+        elif allowed_item(spec, "resource", known) and permission.reads(known):
+            try:
+                # As it will be compared and sent when it is asked for.
+                out.append((known, pipeline.listed(entries.as_listed(kind, {**item, key: known}, version))))
+            except entries.MalformedEntry as exc:
+                out.append((None, str(exc)))
+            except Refused as exc:
+                out.append((None, exc.message))
+    return out
 
 
 class Listing:
@@ -135,6 +171,7 @@ class Listing:
         """How many resources of each server were left out of its last list."""
         self._offered: dict[str | None, _Offer] = {}
         """By agent; None: all that is offered to anyone."""
+        self._checking = anyio.CapacityLimiter(1)
         self.has_sessions: Callable[[], bool] = lambda: False
         """What sessions left are resources, too."""
 
@@ -212,43 +249,30 @@ class Listing:
         """The resources of every server that lists any; a server that is down is logged and left out."""
         out: list[Json] = []
         permission = self._pipeline.rules.permissions.of(principal)
+        kind: entries.Kind = "template" if templates else "resource"
         for spec in self._with_resources() if permission.reads_any else ():
             bad: list[str] = []
-            for item in await self._listing(spec.name, principal, templates, origin):
-                try:
-                    shown = self._resource(spec, principal, item, templates=templates, version=version)
-                except entries.MalformedEntry as exc:
-                    bad.append(str(exc))
-                else:
-                    out += [] if shown is None else [shown]
+            listed = await self._listing(spec.name, principal, templates, origin)
+            # What a server sent is checked beside the loop, and other servers' lists in between.
+            for start in range(0, len(listed), _PIECE):
+                piece = listed[start : start + _PIECE]
+                check = partial(_checked, kind, spec, self._pipeline, principal, piece, version)
+                for entry in await anyio.to_thread.run_sync(check, limiter=self._checking):
+                    if entry[0] is None:
+                        bad.append(entry[1])
+                    elif self._is_read_from(principal, entry[0], spec):
+                        out.append(entry[1])
             self._tell_unlisted(spec.name, bad)
         if self.has_sessions():
             out += await self._listing(SERVER, principal, templates, origin)
         return out
 
-    def _resource(
-        self, spec: ServerSpec, principal: Principal, item: Json, *, templates: bool, version: str
-    ) -> Json | None:
-        """One of a server's resources, or templates, as a client is shown it; None where it is not offered. Raises
-        MalformedEntry."""
-        key = "uriTemplate" if templates else "uri"
-        uri = item.get(key)
-        known = normal_uri(uri) if isinstance(uri, str) else None
-        if known is None:
-            raise entries.MalformedEntry(f"{key}: there is none, or none that has one meaning")
-        if not allowed_item(spec, "resource", known) or not self._pipeline.rules.permissions.of(principal).reads(known):
-            return None
-        # As it will be compared and sent when it is asked for.
-        item = entries.as_listed("template" if templates else "resource", {**item, key: known}, version)
+    def _is_read_from(self, principal: Principal, known: str, spec: ServerSpec) -> bool:
+        """Whether a resource that this server listed is read from it; if not, it is not this one's to describe."""
         self._learn(principal, known, spec.name)
         owner = self._owners.get((principal.key, known), spec.name)
         other = self._pipeline.rules.servers.get(owner)
-        if other is not None and other is not spec and allowed_item(other, "resource", known):
-            return None  # it is read from the other, whatever this one says of it
-        try:
-            return self._pipeline.listed(item)
-        except Refused as exc:
-            raise entries.MalformedEntry(exc.message) from None
+        return other is None or other is spec or not allowed_item(other, "resource", known)
 
     def _tell_unlisted(self, server: str, bad: list[str]) -> None:
         """How many of a server's resources are left out, and why the first is; once for each number."""

@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import anyio
@@ -35,6 +36,7 @@ from ringfence.front.inbound import (
     Inbound,
     PausableChannel,
     PausedCalls,
+    WaitingForClients,
     Watching,
 )
 from ringfence.front.listing import Listing
@@ -68,7 +70,8 @@ class McpFront:
         self._pipeline = pipeline
         self._pool = pool
         self.listing = Listing(pipeline)
-        self._paused = PausedCalls(pipeline, group)
+        self._places = WaitingForClients()
+        self._paused = PausedCalls(pipeline, group, self._places)
         self._group = group
         self._watchers: Counter[tuple[str, str]] = Counter()
         self._watched_at: dict[tuple[str, str], str] = {}
@@ -267,7 +270,8 @@ class McpFront:
         assert inbound.outbound is not None
         inbound.called = True
         if asked.version != MODERN:
-            own = ClientChannel(inbound.outbound, asked.capabilities, inbound.log_level[0])
+            place = partial(self._places.take, call)
+            own = ClientChannel(inbound.outbound, asked.capabilities, inbound.log_level[0], place)
             return await self._pipeline.handle(call, own)
         capabilities = asked.capabilities
         level = results.meta_of(asked.params).get(LOG_LEVEL_KEY)

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from ringfence.core import canonical
 from ringfence.core.expression import variables
 from ringfence.core.model import Call, Contract, Decision, Json
+from ringfence.governance import journal
 from ringfence.governance.approvals import Requirement
 from ringfence.governance.guard import Guard
 from ringfence.governance.journal import CallState
@@ -101,7 +102,7 @@ def summary(guard: Guard, state: CallState) -> Json:
     call = state.call
     assert contract is not None and state.decision is not None
     arguments, removed = guard.redact_for_approval(contract, call.arguments)
-    beside = {name: value for name, value in (("meta", call.meta), ("inputs", call.inputs)) if value}
+    beside = journal.beside(call)
     if beside:
         beside, more = guard.redact_for_approval(contract, beside)
         removed = {name: removed.get(name, 0) + more.get(name, 0) for name in (*removed, *more)}

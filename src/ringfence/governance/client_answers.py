@@ -74,12 +74,10 @@ class AnswerChannel:
         fresh = _fitting(rest, await self.channel.ask(rest), unfit) if rest or not questions else {}
         answers = {**early, **fresh}
         if answers or unfit:
-            await self._admit(questions, answers, fresh, unfit)
+            await self._admit(questions, answers, unfit)
         return answers
 
-    async def _admit(
-        self, questions: Mapping[str, Json], answers: Json, fresh: Mapping[str, Json], unfit: list[str]
-    ) -> None:
+    async def _admit(self, questions: Mapping[str, Json], answers: Json, unfit: list[str]) -> None:
         """Rules, and where need be a person, decide on the answers; then they are on record."""
         contract = self.state.contract
         assert contract is not None
@@ -102,8 +100,9 @@ class AnswerChannel:
             await self._record(body)
             text = "An answer was not sent on: policy wants a fresh box for it, and the call has begun without one."
             raise Refused(Status.FAILED, "sandbox_impossible", text)
-        # What came with the call, a person saw with the call; what says nothing, no person need see.
-        if any(_says_something(questions[key], answer) for key, answer in fresh.items()):
+        # Whoever approved the call saw what came with it, but not what it is the answer to. What says nothing, no
+        # person need see.
+        if any(_says_something(questions[key], answer) for key, answer in answers.items()):
             await self._agreed(rules, questions, call, decision, body)
         else:
             await self._record(body)

@@ -12,17 +12,17 @@ import itertools
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import field
 from functools import lru_cache, partial
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import re2
 
 from ringfence.core import canonical, excerpt, invisible
-from ringfence.core.aio import in_thread
+from ringfence.core.aio import Aside
 from ringfence.core.errors import Refused
 from ringfence.core.model import Contract, Definition, GuardedText, Json, Status, Transport, own_words
 from ringfence.core.ports import SAID_IN_CALLS, Channel, Redactor
@@ -33,6 +33,8 @@ from ringfence.sandbox.tools import toolkit
 
 log = logging.getLogger("ringfence.guard")
 
+T = TypeVar("T")
+
 CONTROL = "control_characters"
 INVISIBLE = "invisible"
 UNSEEN = (CONTROL, INVISIBLE)
@@ -42,6 +44,9 @@ FOREIGN = "foreign_keys"
 
 _MOST_HITS = 1000
 """A text that a pattern matches more often is withheld whole: each hit costs another search of the rest."""
+_MOST_FOUND = 2000
+"""Pieces that look like secrets in all texts of one value, which is withheld whole if there are more. One costs about
+half a millisecond, and of what is left of so many no reader would miss anything."""
 _MOST_JUDGED = 500
 """Pieces that may be missing in what a person is to judge. Each takes time in which others wait to be shown theirs."""
 _SPEAKER = "ringfence/server"
@@ -50,6 +55,8 @@ _BEYOND = 16_384
 """So much behind the end of what is shown is searched, too: a secret may go across it."""
 _LONG = 65_536
 """Bytes. What is longer is searched in a thread, so that other calls are not held up."""
+_DEAR = 4096
+"""Bytes. So is what is longer than this and has something in it that goes, each piece of which costs."""
 _MOST_SAID = 262_144
 """Bytes of what a server says or asks besides results. A result may be as long as its contract says."""
 
@@ -119,10 +126,33 @@ class _RuleHits(Counter[str]):
         self.missing = 0
         """Pieces that were removed, as far as that is counted."""
         self.secrets: Counter[str] = Counter()
+        self._found = 0
+
+    def found(self, pieces: int) -> None:
+        """So many more were found in a text. Raises _TooMuchFound."""
+        self._found += pieces
+        if self._found > _MOST_FOUND:
+            raise _TooMuchFound
 
 
-class _SameKey(Exception):
+class _Withheld(Exception):
+    """A value cannot be shown, not even in part."""
+
+    code = "bad_output"
+    text = ""
+
+
+class _SameKey(_Withheld):
     """A key, with what cannot be seen in it escaped, is another key of the same object."""
+
+    code = "ambiguous_keys"
+    text = _SAME_KEY
+
+
+class _TooMuchFound(_Withheld):
+    """So much of a value looks like secrets that to take it out would take long."""
+
+    text = f"more than {_MOST_FOUND} pieces look like secrets"
 
 
 class _TooMuchMissing(Exception):
@@ -138,6 +168,8 @@ class Guard:
         self._output_problem = output_problem
         self.redactor = redactor
         """Another takes its place when the configuration does."""
+        self.aside = Aside()
+        """Where what servers send is worked on when it is long."""
         self._steps: tuple[Callable[[_Item], None], ...] = (
             self._kind,
             self._size,
@@ -165,8 +197,8 @@ class Guard:
         for step in self._steps:
             try:
                 step(item)
-            except _SameKey:
-                item.problem = ("bad_output", f"in the tool's result {_SAME_KEY}")
+            except _Withheld as exc:
+                item.problem = ("bad_output", f"in the tool's result {exc.text}")
             if item.problem is not None:
                 code, text = item.problem
                 return Guarded(None, (code, self.message(text, contract)), dict(item.hits), trust)
@@ -193,10 +225,13 @@ class Guard:
         if not suspect and not patterns and len(proper) <= most:  # as nearly all are
             return GuardedText(proper if self.redactor is None else self.redactor.redact(proper)[0])
         hits = _RuleHits()
-        if suspect:
-            proper = self._seen(proper, patterns, hits, invisible.escaped)
-        whole = self._redacted(proper, patterns, hits)
-        return GuardedText(whole if len(proper) <= most else self._cut(proper, patterns, most, whole))
+        try:
+            if suspect:
+                proper = self._seen(proper, patterns, hits, invisible.escaped)
+            whole = self._redacted(proper, patterns, hits)
+            return GuardedText(whole if len(proper) <= most else self._cut(proper, patterns, most, whole))
+        except _TooMuchFound:
+            return GuardedText(REPLACEMENT)
 
     def _cut(self, text: str, patterns: tuple[Any, ...], place: int, whole: str) -> str:
         """The beginning of a text, as it is in the redacted whole. The place is one of the text as it came, so that it
@@ -215,30 +250,45 @@ class Guard:
         """Any JSON value as it may be kept. Raises Refused."""
         return self.redact_with_counts(contract, value)[0]
 
-    async def inspect_async(self, contract: Contract, definition: Definition | None, result: Json) -> Guarded:
-        """The same as `inspect`, while others are served."""
-        try:
-            encoded = canonical.dumps(result)
-        except (ValueError, TypeError, RecursionError):
-            encoded = None
-        if encoded is None or len(encoded) <= _LONG:
-            return self.inspect(contract, definition, result, encoded)
-        return await in_thread(partial(self.inspect, contract, definition, result, encoded))
+    async def inspect_async(
+        self, contract: Contract, definition: Definition | None, result: Json, whose: str | None = None
+    ) -> Guarded:
+        """The same as `inspect`, while others are served. `whose` turn it takes where it is long: its server's, unless
+        that is nobody's own."""
+        work = partial(self.inspect, contract, definition, result)
+        return await self._beside(contract, result, work, whose)
 
     async def said(self, contract: Contract, params: Json) -> Json:
         """What a server says or asks, as a client may hear it. Raises Refused, also where it is too long."""
-        size = _size_of(params)
-        if size > _MOST_SAID:
-            raise Refused(Status.FAILED, "too_large", f"it has {size} bytes, and may have {_MOST_SAID}")
-        if size <= _LONG:
-            return cast("Json", self.redacted(contract, params))
-        return cast("Json", await in_thread(partial(self.redacted, contract, params)))
+        return cast("Json", await self._said(contract, params, _MOST_SAID))
 
-    def error_data(self, contract: Contract, data: Any) -> Any:
+    async def error_data(self, contract: Contract, data: Any) -> Any:
         """What a server says beside an error. Raises Refused, also where it is too long."""
-        if (size := _size_of(data)) > _LONG:
-            raise Refused(Status.FAILED, "too_large", f"it has {size} bytes, and may have {_LONG}")
-        return self.redacted(contract, without_forged(data)[0])
+        return await self._said(contract, without_forged(data)[0], _LONG)
+
+    async def _said(self, contract: Contract, value: Any, most: int) -> Any:
+        size = _size_of(value)
+        if size > most:
+            raise Refused(Status.FAILED, "too_large", f"it has {size} bytes, and may have {most}")
+        return await self._beside(contract, value, partial(self.redacted, contract, value), None)
+
+    async def _beside(self, contract: Contract, value: Any, work: Callable[[], T], whose: str | None) -> T:
+        """Do work on what a server sent, here only where that is sure to be short: size is no measure of what it costs
+        where something in it goes."""
+        if self._is_cheap(contract, value):
+            return work()
+        return await self.aside.do(contract.server or whose or contract.tool, work)
+
+    def _is_cheap(self, contract: Contract, value: Any) -> bool:
+        if not canonical.is_light(value, _LONG):
+            return False
+        try:
+            encoded = canonical.dumps(value)
+        except (ValueError, TypeError, RecursionError):
+            return True  # found out at once
+        if len(encoded) <= _DEAR:
+            return True
+        return len(encoded) <= _LONG and not (contract.redact or self._may_match(encoded) or _suspect(encoded))
 
     def redact_with_counts(self, contract: Contract, value: Any) -> tuple[Any, Mapping[str, int]]:
         """Any JSON value as a person may see it, and how often each rule matched: they must know that it is not all.
@@ -248,8 +298,8 @@ class Guard:
         hits = _RuleHits()
         try:
             return self._walk(value, _compiled(contract.redact), hits, keys=True), dict(hits)
-        except _SameKey:
-            raise Refused(Status.VALIDATION_FAILURE, "ambiguous_keys", _SAME_KEY) from None
+        except _Withheld as exc:
+            raise Refused(Status.VALIDATION_FAILURE, exc.code, exc.text) from None
 
     def redact_for_approval(self, contract: Contract, value: Any) -> tuple[Any, Mapping[str, int]]:
         """The same for a person who decides on it. What is only in the shape of a secret may be anything, code too: in
@@ -257,8 +307,8 @@ class Guard:
         hits = _RuleHits(judged=True)
         try:
             return self._walk(value, _compiled(contract.redact), hits, keys=True), dict(hits)
-        except _SameKey:
-            raise Refused(Status.VALIDATION_FAILURE, "ambiguous_keys", _SAME_KEY) from None
+        except _Withheld as exc:
+            raise Refused(Status.VALIDATION_FAILURE, exc.code, exc.text) from None
         except _TooMuchMissing:
             text = f"A person would have to judge it, and more than {_MOST_JUDGED} pieces of it look like secrets"
             raise Refused(Status.VALIDATION_FAILURE, "not_to_be_judged", text) from None
@@ -286,19 +336,17 @@ class Guard:
             return item
         try:
             return cast("Json", self._walk(item, (), _RuleHits(), keys=True))
-        except _SameKey:
-            raise Refused(Status.UNAVAILABLE, "ambiguous_keys", _SAME_KEY) from None
+        except _Withheld as exc:
+            raise Refused(Status.UNAVAILABLE, exc.code, exc.text) from None
 
     def holds_secret(self, item: Json) -> bool:
-        """Whether a known secret stands in it. What only has the shape of one may be an example."""
-        if not self._may_match(canonical.dumps(item)):
+        """Whether a known secret stands in it, be it cut in two by what is not seen. What only has the shape of one may
+        be an example. All texts are searched at once, so that it costs no more for one that holds many of them."""
+        if self.redactor is None:
             return False
-        hits = _RuleHits()
-        try:
-            self._walk(item, (), hits, keys=True)
-        except _SameKey:
-            return True  # nobody can tell, and such an item is not shown either
-        return bool(hits.secrets)
+        texts = list(_texts(item))
+        bare = [invisible.bare(invisible.without_controls(text)[0]) for text in texts if invisible.suspect(text)]
+        return self.redactor.knows("\n".join((*texts, *bare)).encode("utf-8", "surrogatepass"))
 
     # ── The steps ─────────────────────────────────────────────────────────────────────────────────
 
@@ -417,7 +465,7 @@ class Guard:
         """A number, unless its digits are a known secret. What only has the shape of one is a number like any other."""
         if self.redactor is None or isinstance(value, bool):
             return value
-        text = str(int(value)) if isinstance(value, float) and value.is_integer() else repr(value)
+        text = _digits(value)
         names = self.redactor.secrets(text)
         if not any(names.values()):
             return value
@@ -451,18 +499,20 @@ class Guard:
         if escaped is not None and (controls or hidden or escaped is invisible.name):
             clean = escaped(text)
         bare = invisible.bare(visible)
-        found = self._count_hits(bare, patterns) if clean != bare else 0
-        return bare if found and found > self._count_hits(clean, patterns) else clean
+        found = self._count_hits(bare, patterns, hits) if clean != bare else 0
+        return bare if found and found > self._count_hits(clean, patterns, hits) else clean
 
-    def _count_hits(self, text: str, patterns: tuple[Any, ...]) -> int:
+    def _count_hits(self, text: str, patterns: tuple[Any, ...], hits: _RuleHits) -> int:
         found = _RuleHits()
         self._redacted(text, patterns, found)
+        hits.found(found.total())  # it was searched for, though nothing of it is gone yet
         return found.total()
 
     def _redacted(self, text: str, patterns: tuple[Any, ...], hits: _RuleHits) -> str:
         if self.redactor is not None:
             clean, found = (self.redactor.marked if hits.judged else self.redactor.redact)(text)
             if found:
+                hits.found(sum(found.values()))
                 hits.update(found)
                 hits.missing += sum(found.values())
                 if hits.judged and hits.missing > _MOST_JUDGED:
@@ -498,6 +548,25 @@ def without_forged(value: Any) -> tuple[Any, int]:
         dropped = sum(count for _, count in pairs)
         return ([item for item, _ in pairs] if dropped else value), dropped
     return value, 0
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All keys, texts and numbers of a value, as a reader may see them. Its depth is bounded."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            yield from _texts(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner)
+    elif isinstance(value, str):
+        yield value
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield _digits(value)
+
+
+def _digits(number: float) -> str:
+    return str(int(number)) if isinstance(number, float) and number.is_integer() else repr(number)
 
 
 def _size_of(value: Any) -> int:

@@ -235,13 +235,38 @@ def _carried(state: CallState) -> Json:
         return {}  # refused before it was known what may go on
     level = state.contract.log.arguments
     carried: Json = dict(state.left_behind)
-    if call.meta:
-        carried["meta"] = payload(state, call.meta, level)
-    if call.inputs:
-        carried["inputs"] = payload(state, call.inputs, level)
+    for name, value in beside(call).items():
+        carried[name] = payload(state, value, level)
     if call.traced:
         carried["trace"] = {name: payload(state, text) for name, text in call.traced.items()}
     return {"carried": carried}
+
+
+def beside(call: Call) -> Json:
+    """What goes to a server beside a call's arguments, by the name under which it is told."""
+    return {name: value for name, value in (("meta", call.meta), ("inputs", call.inputs)) if value}
+
+
+def as_sent(call: Call) -> Json:
+    """All that a server gets of a call, as it may be kept: its arguments; where more goes to it, each apart. Arguments
+    may have any names, so that nothing of ours is ever put between them."""
+    more = beside(call)
+    return {"arguments": call.arguments, **more} if more else call.arguments
+
+
+def kept_parts(whole: Json, carried: Json) -> list[tuple[Json, Json, Json | None]]:
+    """The arguments, `_meta` and answers that `as_sent` made this of, where the record of the call says of `carried`
+    what went beside them. Before, they were among the arguments; the digests on record tell which of these it is."""
+    names = [name for name in ("meta", "inputs") if carried.get(name)]
+    if not names:
+        return [(whole, {}, None)]
+    flat = dict(whole)
+    flat_meta = flat.pop("_meta", None) if "meta" in names else None
+    flat_inputs = flat.pop("inputResponses", None) if "inputs" in names else None
+    found = [(flat, flat_meta or {}, flat_inputs)]
+    if set(whole) == {"arguments", *names}:
+        found.insert(0, (whole["arguments"], whole.get("meta", {}), whole.get("inputs")))
+    return found
 
 
 def payload(state: CallState, value: Any, level: str = "digest") -> Json:

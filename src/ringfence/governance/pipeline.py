@@ -116,7 +116,7 @@ class Pipeline:
         try:
             return await self._run_stages(rules, state, channel)
         except Refused as exc:
-            return self._refusal(state, exc)
+            return await self._refusal(state, exc)
         except Unavailable as exc:
             lost = state.dispatched and state.possible.intended  # nobody states that nothing was begun
             status = Status.UNKNOWN if lost else Status.UNAVAILABLE
@@ -461,7 +461,7 @@ class Pipeline:
                 if not tx.spend(budget.agent_scope(state.call), day, of_agent):
                     text = f"the day's quota of the agent {state.call.principal.agent} is used up"
                     raise Refused(Status.DENIED, "quota", text)
-            payload = self._payload_to_keep(contract, _whole(state.call), contract.log.arguments)
+            payload = self._payload_to_keep(contract, journal.as_sent(state.call), contract.log.arguments)
             if payload is not None:
                 state.kept["arguments"] = canonical.salted_bytes(payload, state.salt)
                 tx.put_payload(state.call.id, "arguments", state.salt, payload)
@@ -580,7 +580,8 @@ class Pipeline:
         return now
 
     def _under_current_rules(self, state: CallState) -> CallState | None:
-        """A call as it would be under the current rules; None where it would be refused."""
+        """A call as it would be under the current rules; None where it would be refused. Raises Refused where what it
+        needs is no longer there."""
         now, fresh = self.rules, replace(state)
         try:
             if state.call.kind == "tool":
@@ -598,7 +599,9 @@ class Pipeline:
                         return None
             else:
                 fresh.contract = self._implicit_contract(now, fresh)
-        except Refused:
+        except Refused as exc:
+            if exc.status is Status.UNAVAILABLE:
+                raise  # nobody forbade it: what it needs is gone, and which that is, this says
             return None
         if state.call.box is not None and not _in_sessions(now, fresh.contract):
             return None  # it would run elsewhere
@@ -650,7 +653,9 @@ class Pipeline:
         self._note(state, answer)
         if answer.result is None:
             return Outcome(answer.status, answer.reason_code, self._said(state, answer.message))
-        guarded = await self._guard.inspect_async(grant.contract, grant.definition, answer.result)
+        guarded = await self._guard.inspect_async(
+            grant.contract, grant.definition, answer.result, state.call.principal.key
+        )
         state.add_redactions(guarded.redactions, guarded.secrets)
         state.encoded_result = guarded.encoded
         state.shortened = guarded.shortened
@@ -664,7 +669,7 @@ class Pipeline:
             answer.status, answer.reason_code, result=guarded.result, trust=guarded.trust, ran=ran, within=within
         )
 
-    def _refusal(self, state: CallState, exc: Refused) -> Outcome:
+    async def _refusal(self, state: CallState, exc: Refused) -> Outcome:
         error: Json | None = None
         message = self._said(state, exc.message)
         if isinstance(exc, UpstreamFailed):
@@ -674,7 +679,7 @@ class Pipeline:
             error = {"code": exc.code, "message": message}
             if exc.data is not None and state.contract is not None and (whole or exc.code in _REBUILT):
                 with contextlib.suppress(Refused):  # then it goes without
-                    error["data"] = self._guard.error_data(state.contract, exc.data)
+                    error["data"] = await self._guard.error_data(state.contract, exc.data)
         trust = _trust(state, exc.reason_code)
         # What was refused when it may have begun already has failed.
         status = Status.FAILED if state.dispatched and exc.status in _NEVER_RAN else exc.status
@@ -827,12 +832,6 @@ def _trust(state: CallState, reason_code: str) -> str:
     if reason_code not in journal.SAID_BY_OTHERS:
         return "trusted"
     return state.contract.result.trust if state.contract is not None else "untrusted"
-
-
-def _whole(call: Call) -> Json:
-    """The arguments, with what goes to the server beside them."""
-    beside = {"_meta": call.meta, "inputResponses": call.inputs}
-    return {**call.arguments, **{name: value for name, value in beside.items() if value}}
 
 
 def _in_sessions(rules: Rulebook, contract: Contract) -> bool:

@@ -643,8 +643,11 @@ class Policy:
 
     def never_allows(self, call: Call, contract: Contract) -> bool:
         """Whether calls like this one are denied whatever their arguments are."""
-        settled = self._candidates(call, contract).settled
-        return settled is not None and not settled.allowed
+        candidates = self._candidates(call, contract)
+        if candidates.settled is not None:
+            return not candidates.settled.allowed
+        # Whatever the other rules come to, this one denies.
+        return any(each.settled and each.rule.action is Action.DENY for each in candidates.rules)
 
     def _candidates(self, call: Call, contract: Contract) -> _Candidates:
         server = contract.server if contract.server is not None else call.server

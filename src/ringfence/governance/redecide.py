@@ -15,6 +15,7 @@ from ringfence.core import canonical
 from ringfence.core.errors import Refused
 from ringfence.core.model import Action, Call, Contract, Json, Principal, Rule
 from ringfence.core.record import dataclass
+from ringfence.governance import journal
 from ringfence.governance.foresight import Foresight
 from ringfence.governance.policy import AS_SENT, FAILS, MISSES, OTHER_NAME, SHADOW, widened
 from ringfence.governance.rulebook import implicit_contract
@@ -215,17 +216,16 @@ def _exact(body: Json, kept: Kept | None) -> tuple[Json, Json, Json | None] | No
         return None
     if kept is None:
         return ({}, {}, None) if _part(body, "arguments").get("bytes") == _EMPTY else None
-    whole = dict(kept.whole)
-    meta = whole.pop("_meta", None) if carried.get("meta") else None
-    inputs = whole.pop("inputResponses", None) if carried.get("inputs") else None
-    parts = ((whole, body.get("arguments")), (meta, carried.get("meta")), (inputs, carried.get("inputs")))
-    for value, recorded in parts:
-        if recorded is None:
-            continue
-        digest = recorded.get("digest") if isinstance(recorded, Mapping) else None
-        if canonical.salted_bytes(canonical.dumps(value), kept.salt) != digest:
-            return None  # something was redacted
-    return whole, meta or {}, inputs
+    recorded = (body.get("arguments"), carried.get("meta"), carried.get("inputs"))
+
+    def is_recorded(value: Any, told: Any) -> bool:
+        digest = told.get("digest") if isinstance(told, Mapping) else None
+        return told is None or canonical.salted_bytes(canonical.dumps(value), kept.salt) == digest
+
+    for parts in journal.kept_parts(kept.whole, carried):
+        if all(map(is_recorded, parts, recorded)):
+            return parts
+    return None  # something was redacted
 
 
 def _names(body: Json) -> frozenset[str] | None:

@@ -89,6 +89,10 @@ class SecretMatcher:
         """Whether `redact` would remove anything; cheaper than `redact`."""
         return len(data) >= _SHORTEST and self._any(data) is not None
 
+    def knows(self, data: bytes) -> bool:
+        """Whether a known value is in it. It costs one search, however many shapes there are."""
+        return bool(self._forms) and self._known.search(data) is not None
+
     def redact(self, text: str) -> tuple[str, Mapping[str, int]]:
         """The text without secrets, and how often each rule matched."""
         if len(text) < _SHORTEST:
@@ -300,7 +304,7 @@ def _one(data: bytes, spans: list[Span]) -> Span:
     """All of the data, for what was found in a part of it."""
     whole = Span(0, len(data), Counter())
     for span in spans:
-        whole.rules |= span.rules
+        whole.rules.update(span.rules)
         whole.secrets |= span.secrets
     return whole
 
@@ -463,6 +467,9 @@ class TenantRedactor:
 
     def matches(self, data: bytes) -> bool:
         return self.values.matches(data)
+
+    def knows(self, data: bytes) -> bool:
+        return self.values.knows(data)
 
     def redact(self, text: str) -> tuple[str, Mapping[str, int]]:
         return self.values.redact(text)

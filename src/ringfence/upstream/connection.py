@@ -45,6 +45,14 @@ _MAX_QUESTIONS = 100
 _MAX_LISTING_BYTES = 2 * MAX_MESSAGE_BYTES
 MOST_DEFINITIONS = 1_000
 """Tools, and prompts, that one server may list: ten times what a model can choose from."""
+_MOST_LISTED = 10_000
+"""Resources, and their templates: a client reads them as one list, and each of its entries is checked."""
+_MOST = {
+    "tools": MOST_DEFINITIONS,
+    "prompts": MOST_DEFINITIONS,
+    "resources": _MOST_LISTED,
+    "resourceTemplates": _MOST_LISTED,
+}
 _METHOD_NOT_FOUND = -32601
 _UNSUPPORTED_VERSION = -32022
 _MISSING_CAPABILITY = -32021
@@ -168,7 +176,7 @@ class Connection:
         self.listed_bytes = 0
         for kind, method, key in _DEFINED:
             if key in self.server_capabilities:
-                bodies = await self.list_all(method, key, quiet, MOST_DEFINITIONS)
+                bodies = await self.list_all(method, key, quiet)
                 found |= await self._floods.aside(partial(self._defined, kind, bodies))
         self.definitions = found
 
@@ -179,10 +187,9 @@ class Connection:
             for name, body in named
         }
 
-    async def list_all(
-        self, method: str, key: str, exchange: InFlight | None = None, most: int | None = None
-    ) -> list[Json]:
-        """Every page of a listing, of `most` entries at most. Raises Unavailable."""
+    async def list_all(self, method: str, key: str, exchange: InFlight | None = None) -> list[Json]:
+        """Every page of a listing, which has a bound whatever it lists. Raises Unavailable."""
+        most = _MOST[key]
         quiet = exchange or InFlight(ask=self._unowned, tell=_nowhere)
         out: list[Json] = []
         size = 0
@@ -201,7 +208,7 @@ class Connection:
                 raise Unavailable("server_listing", f"server {self.spec.name}: {method} gave no complete result")
             items = result.get(key)
             items = items if isinstance(items, list) else []
-            if most is not None and len(out) + len(items) > most:
+            if len(out) + len(items) > most:
                 self.listed_bytes += _MAX_LISTING_BYTES
                 text = f"server {self.spec.name}: {method} lists more than {most:,} {key}, which is more than is taken"
                 raise Unavailable("server_listing", text)

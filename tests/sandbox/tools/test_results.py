@@ -12,7 +12,7 @@ from ringfence.core import canonical
 from ringfence.core.box import FileFact, Shown
 from ringfence.core.model import Json
 from ringfence.core.sessions import CellReport, Failure, StepReport
-from ringfence.sandbox.tools.results import fitting, of_step
+from ringfence.sandbox.tools.results import explain, fitting, of_run, of_step, text
 from tests.boxing import captured, report
 
 PICTURE = base64.b64encode(b"\x89PNG" + bytes(300)).decode()
@@ -66,6 +66,15 @@ def test_html_is_not_shown_as_text_but_noted() -> None:
         "[also as HTML, 23 characters: structuredContent.claimed]",
     ]
     assert told["structuredContent"]["claimed"]["results"][0]["data"]["text/html"].startswith("<table>")
+
+
+def test_a_result_with_anything_to_say_has_no_empty_text() -> None:
+    """Clients hand blocks on to models, whose APIs refuse an empty one."""
+    once = fitting(of_run(report(stderr=b"ModuleNotFoundError"), wide=False), 10_000)[1]
+    assert [block["text"] for block in once["content"]] == ["stderr:\nModuleNotFoundError"]
+    failed: Json = {"content": [text("")], "isError": True}
+    explain(failed, {"explanation": "exited with status 1"})
+    assert failed["content"] == [text("[exited with status 1]")]
 
 
 def test_a_drawing_of_lines_is_a_resource() -> None:

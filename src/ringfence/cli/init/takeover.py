@@ -308,7 +308,7 @@ async def _started(taken: TakenOver, request: InitRequest) -> None:
             for plan in taken.kept:
                 try:
                     offered = await app.pool.definitions(plan.name, app.agent)
-                    taken.definitions[plan.name], wrong = app.offerable(plan.name, offered)
+                    taken.definitions[plan.name], wrong = await app.offerable(plan.name, offered)
                     plan.remarks += [f"Of what it has, this is not offered: {each}" for each in wrong[:_MOST_REMARKS]]
                 except RingfenceError as exc:
                     plan.remarks.append(f"It did not start: {exc}")

@@ -173,7 +173,7 @@ def _result(parts: ResultParts) -> Json:
     cut = parts.cut()
     if cut:
         structured["truncated"] = True
-    content: list[Json] = [text(stdout)] if stdout or (parts.step is None and not parts.shown) else []
+    content: list[Json] = [text(stdout)] if stdout else []
     if stderr:
         content.append(text(f"stderr:\n{stderr}"))
     content += _pointers(parts, cut)
@@ -266,4 +266,5 @@ def _links(session: str, files: list[Json]) -> Iterator[Json]:
 def explain(result: Json, facts: Mapping[str, Any]) -> None:
     """Say in a result of ours that is an error how it came to it; the facts themselves are beside the result."""
     if result.get("isError"):
-        result["content"] = [*result["content"], {"type": "text", "text": f"[{facts['explanation']}]"}]
+        said = [block for block in result["content"] if block != text("")]  # models' APIs refuse an empty text
+        result["content"] = [*said, text(f"[{facts['explanation']}]")]
