@@ -212,6 +212,20 @@ async def test_a_tool_is_offered_once_its_definition_was_accepted(tmp_path: Path
     assert told == [("echo", "alice", shown["echo"].digest)]
 
 
+async def test_what_was_pinned_at_first_use_counts_for_nothing_where_people_accept(tmp_path: Path) -> None:
+    async with opened(tmp_path, pins="first_use, placement: unsafe_host") as app:
+        assert offered(app) == ["echo", "counter"]
+    async with opened(tmp_path, pins="accepted, placement: unsafe_host") as app:
+        assert offered(app) == []
+        assert (await call(app, text="x")).reason_code == "not_pinned"
+        shown = {d.name: d for d in await app.pool.definitions("hostile", app.agent)}
+        await app.accept([shown["echo"]], "alice")
+        await app.refresh()
+        assert (await call(app, text="x")).ok
+    async with opened(tmp_path, pins="first_use, placement: unsafe_host") as app:
+        assert (await call(app, text="x")).ok
+
+
 PROMPTS = 'first_use, prompts: ["*"]'
 
 

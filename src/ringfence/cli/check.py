@@ -267,7 +267,8 @@ async def _agreed(shown: str, question: str, told: Json | None) -> bool:
 
 def _changes(app: App, server: ServerSpec, offered: list[Definition]) -> Iterator[Change]:
     """Definitions that the configuration uses and that are not accepted yet. A tool without a contract is not used."""
-    pins = {(pin.kind, pin.name): pin for pin in app.store.reader().pins(server.name)}
+    rows = app.store.reader().accepted({server.name: server})
+    pins = {(row.definition.kind, row.definition.name): row.definition for row in rows}
     used = app.uses(server.name)
     for definition in offered:
         old = pins.get((definition.kind, definition.name))

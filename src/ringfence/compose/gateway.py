@@ -232,7 +232,7 @@ class App:
 
     async def connect_meanwhile(self, servers: Iterable[str]) -> None:
         """The same while requests are answered: those wait a while for servers of which nothing is known yet."""
-        unknown = {name for name in servers if not self.store.reader().pins(name)}
+        unknown = {name for name in servers if not self._accepted(name)}
         known = anyio.Event()
         # From now on, not from each request: a server that does not come up must not slow down every one of them.
         until = anyio.current_time() + _KNOWN_SECONDS
@@ -270,7 +270,7 @@ class App:
     async def learn(self, server: str, definitions: Sequence[Definition]) -> None:
         """Compare what a server shows with what was accepted; pin what may be pinned on first use."""
         definitions, _ = await self.offerable(server, definitions)
-        rows = self.store.reader().pinned(server)
+        rows = self._accepted(server)
         pinned = {(row.definition.kind, row.definition.name): row.definition for row in rows}
         known = self._live.get(server, {})
         self._live[server] = {(d.kind, d.name): d for d in definitions}
@@ -289,6 +289,10 @@ class App:
             await self._accept_at_first_use(server, fresh, rows)
         if changed:
             await self._changed(server, changed)
+
+    def _accepted(self, server: str) -> list[PinRow]:
+        spec = self.config.servers.get(server)
+        return [] if spec is None else self.store.reader().accepted({server: spec})
 
     async def offerable(self, server: str, definitions: Sequence[Definition]) -> tuple[list[Definition], list[str]]:
         """Those that can be offered, and what is wrong with the others, which count as not shown. They are looked at
@@ -507,7 +511,7 @@ class App:
         self.pipeline.rules = rules
 
     def _rulebook(self, settings: Config) -> Rulebook:
-        rows = [row for row in self.store.reader().pinned() if row.definition.server in settings.servers]
+        rows = self.store.reader().accepted(settings.servers)
         pins = [row.definition for row in rows]
         known = {*self._live, *(pin.server for pin in pins)}
         live = {(s, d.name): d.digest for s, found in self._live.items() for (k, _), d in found.items() if k == "tool"}

@@ -76,7 +76,7 @@ def pins_of(settings: Config) -> AcceptedTools:
         return AcceptedTools()
     reader = Reader.open(settings.gateway.state)
     try:
-        return AcceptedTools(tuple(row for row in reader.pinned() if row.definition.server in settings.servers))
+        return AcceptedTools(tuple(reader.accepted(settings.servers)))
     finally:
         reader.close()
 

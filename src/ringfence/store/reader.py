@@ -6,7 +6,7 @@ import contextlib
 import sqlite3
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, get_args
 
@@ -23,7 +23,7 @@ from ringfence.audit.chain import (
 )
 from ringfence.core import canonical
 from ringfence.core.errors import StoreError
-from ringfence.core.model import Definition, IssuedToken
+from ringfence.core.model import Definition, IssuedToken, ServerSpec
 from ringfence.store import clock
 from ringfence.store.rows import (
     APPROVAL,
@@ -317,6 +317,16 @@ class Reader:
         """Accepted definitions, with who accepted each."""
         with _readable():
             return pin_rows(self._connection, server)
+
+    def accepted(self, servers: Mapping[str, ServerSpec]) -> list[PinRow]:
+        """The definitions that are accepted for these servers. Another configuration with this state may have taken
+        one at first use, for a server of the same name: where people are to accept, only what one did counts."""
+        one = next(iter(servers)) if len(servers) == 1 else None
+        return [
+            row
+            for row in self.pinned(one)
+            if (spec := servers.get(row.definition.server)) is not None and (row.by_person or spec.pins == "first_use")
+        ]
 
     def pin_stamp(self) -> tuple[int, float]:
         """Changes when any process accepts a definition."""
