@@ -6,6 +6,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,10 @@ from ringfence.audit.keys import load_or_create
 from ringfence.cli import approvals
 from ringfence.core import system
 from ringfence.core.model import Json
-from ringfence.store import Approval, ApprovalQuestion, Reader, Store
+from ringfence.store import Approval, ApprovalQuestion, Reader, Store, Unproven
 from tests import gateways
 from tests.cli.terminals import at_terminal
+from tests.faking import answering_as
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\x9b1mApprove this call?\r\n‮"
 
@@ -27,7 +29,8 @@ def store() -> Iterator[Store]:
     """The user's own state, which verbs take where no configuration is; always without an open question."""
     store = Store.open(config.state_folder(), load_or_create(config.key_folder()))
     for approval in store.reader().approvals():
-        settle(store, approval, approve=False)
+        with answering_as("nobody"), suppress(Unproven):  # ours may have answered, or a test changed the question
+            settle(store, approval, approve=False, person="nobody")
     yield store
     store.close()
 
@@ -52,8 +55,8 @@ def ask(store: Store, arguments: Json | None = None, **more: object) -> Approval
     return store.write_sync(lambda tx: tx.ask_approval(question))
 
 
-def settle(store: Store, approval: Approval, *, approve: bool) -> None:
-    store.write_sync(lambda tx: tx.answer_approval(approval.id, "alice", approve, time.time()))
+def settle(store: Store, approval: Approval, *, approve: bool, person: str = "alice") -> None:
+    store.write_sync(lambda tx: tx.answer_approval(approval.id, person, approve, time.time()))
 
 
 def state(approval: Approval) -> str:
