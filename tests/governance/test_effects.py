@@ -279,9 +279,8 @@ def test_a_crash_leaves_the_effect_that_a_lost_answer_has(ways: tuple[bool, ...]
     crash(store)
     with Store.open(folder, keys) as second:
         (closed,) = second.reader().records(call_id=state.call.id, kind="finished")
-    ending = Ending(state.call, Status.UNKNOWN, "answer_lost", state.began_at, 1.0, READ, dispatched=True)
-    ending.possible = state.possible
-    lost = build(ending)
+    ran = replace(state, contract=READ, dispatched=True)
+    lost = build(Ending(ran, Outcome(Status.UNKNOWN, "answer_lost"), 1.0))
     assert closed.body["effect"] == lost["effect"]
     basis = lost.get("effect_basis") if state.possible else None
     assert closed.body["facts"].get("effect_basis") == basis

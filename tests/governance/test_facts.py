@@ -12,11 +12,12 @@ import pytest
 
 from ringfence.core import canonical
 from ringfence.core.box import MIB, BoxReport, Captured, FileFact, Limits, Ran, Usage
-from ringfence.core.model import Contract, Decision, Effect, Mode, Status, Transport
+from ringfence.core.model import Answer, Contract, Decision, Effect, Mode, Outcome, Status, Transport
 from ringfence.core.sessions import CellReport, StepReport, Within
 from ringfence.governance.disclosure import FACTS
 from ringfence.governance.effects import NO_EFFECTS, PossibleEffects, possible_effects
 from ringfence.governance.facts import Ending, build, effect, explanation
+from ringfence.governance.journal import CallState
 from ringfence.sandbox.tools.results import judge
 from tests.boxing import report
 from tests.faking import SHUT_IN
@@ -39,13 +40,26 @@ def of(contract: Contract | None) -> PossibleEffects:
     return NO_EFFECTS if contract is None else possible_effects(call(), contract, server=SHUT_IN)
 
 
-def ending(status: Status = Status.SUCCESS, code: str = "ok", **more: Any) -> Ending:
+def ending(
+    status: Status = Status.SUCCESS,
+    code: str = "ok",
+    *,
+    ran: Ran | None = None,
+    within: Within | None = None,
+    result: dict[str, Any] | None = None,
+    **more: Any,
+) -> Ending:
     given = {"contract": replace(WRITE, digest="sha256:c"), "decision": DECISION, "dispatched": True, **more}
     given.setdefault("possible", of(given["contract"]))
-    return Ending(
-        call=call(), status=status, reason_code=code, started_at=datetime(2026, 11, 15, 1, 2, 3, 456789, UTC),
-        wall_ms=8003.12345, **given,
-    )  # fmt: skip
+    began = datetime(2026, 11, 15, 1, 2, 3, 456789, UTC)
+    state = CallState(call(), "development", began_at=began, answer=Answer(None, ran=ran, within=within), **given)
+    return Ending(state, Outcome(status, code, result=result), 8003.12345)
+
+
+def but(given: Ending, *, ran: Ran | None = None, **more: Any) -> Ending:
+    """The same ending of a call that is another in this."""
+    answer = given.state.answer if ran is None else Answer(None, ran=ran, within=given.state.within)
+    return replace(given, state=replace(given.state, answer=answer, **more))
 
 
 def test_the_facts_of_a_call_to_a_server() -> None:
@@ -96,7 +110,7 @@ def test_a_refusal_has_the_same_shape_and_says_that_nothing_ran(known: dict[str,
 
 def test_times_are_told_in_utc() -> None:
     moment = datetime(2026, 1, 1, 2, 0, 0, tzinfo=timezone(timedelta(hours=2)))
-    assert build(replace(ending(), started_at=moment))["started_at"] == "2026-01-01T00:00:00.000Z"
+    assert build(but(ending(), began_at=moment))["started_at"] == "2026-01-01T00:00:00.000Z"
 
 
 @pytest.mark.parametrize(
@@ -221,7 +235,7 @@ def test_a_long_list_of_refusals_is_cut() -> None:
 
 
 def test_output_that_was_withheld_is_told() -> None:
-    told = replace(boxed(report()), status=Status.FAILED, reason_code="bad_output")
+    told = replace(boxed(report()), outcome=Outcome(Status.FAILED, "bad_output"))
     assert "exited with status 0 after 12 ms, but its output was withheld (bad_output)" in explanation(told)
 
 
@@ -261,7 +275,7 @@ def test_a_run_that_nobody_saw_to_its_end_may_have_used_its_way_out() -> None:
     facts = build(cancelled)
     assert facts["effect"] == "unknown"
     assert facts["explanation"] == "cancelled after 8.0 s; whether it took effect is unknown"
-    seen = build(replace(cancelled, ran=Ran(Limits(), report("cancelled", planted=("/p/.envrc",)))))
+    seen = build(but(cancelled, ran=Ran(Limits(), report("cancelled", planted=("/p/.envrc",)))))
     assert (seen["effect"], seen["planted"]) == ("unknown", ["/p/.envrc"])
     shut = build(ending(Status.KILLED, "cancelled", contract=BOX))
     assert shut["explanation"] == "cancelled after 8.0 s; network was denied; no side effect was possible"
@@ -273,7 +287,7 @@ GOT: dict[str, Any] = {"host": "api.example", "port": 443, "count": 2, "rule": "
 
 def networked(**network: Any) -> Ending:
     seen = replace(report(), network={**NETWORK, **network})
-    return replace(boxed(seen), contract=replace(BOX, network="n"), possible=SENDS)
+    return but(boxed(seen), contract=replace(BOX, network="n"), possible=SENDS)
 
 
 def test_what_a_box_sent_decides_its_effect_and_is_told() -> None:
@@ -287,7 +301,7 @@ def test_what_a_box_sent_decides_its_effect_and_is_told() -> None:
     assert quiet["explanation"].endswith("nothing was sent to the network; no side effect was possible")
     assert build(networked(failed=[GOT]))["effect"] == "confirmed"
     assert build(networked(denied=[GOT], bytes_out=1))["effect"] == "confirmed"
-    lost = replace(networked(allowed=[GOT]), status=Status.TIMEOUT)
+    lost = replace(networked(allowed=[GOT]), outcome=Outcome(Status.TIMEOUT, "ok"))
     assert build(lost)["effect"] == "unknown"
 
 
@@ -307,9 +321,9 @@ def test_a_name_that_was_looked_up_was_sent_though_its_address_was_denied(host: 
 
 
 def test_what_was_begun_in_a_session_with_a_way_out_may_use_it() -> None:
-    begun = replace(ending(contract=BOX), possible=SENDS)
+    begun = but(ending(contract=BOX), possible=SENDS)
     assert build(begun)["effect"] == "confirmed"
-    assert build(replace(begun, possible=NO_EFFECTS))["effect"] == "none"
+    assert build(but(begun, possible=NO_EFFECTS))["effect"] == "none"
 
 
 # ── Explanations ──────────────────────────────────────────────────────────────────────────────────
@@ -407,10 +421,10 @@ def test_what_was_put_into_a_session_is_told_by_digest() -> None:
     reading = ending(contract=replace(BOX, mode=Mode.READ), within=Within("box_1"))
     assert explanation(reading).endswith("it only reads, so nothing was changed")
     sent = Ran(Limits(), report(network={**NETWORK, "allowed": [GOT]}))
-    waited = explanation(replace(reading, ran=sent))
+    waited = explanation(but(reading, ran=sent))
     assert waited.endswith("this call only waited; what the command did is the effect of the call that started it")
     planted = Ran(Limits(), report(planted=("/srv/.envrc",)))
-    assert "the effect of the call that started it" in explanation(replace(reading, ran=planted))
+    assert "the effect of the call that started it" in explanation(but(reading, ran=planted))
 
 
 LATE: dict[str, Any] = {"network": {**NETWORK, "allowed": [GOT], "bytes_out": 9}}

@@ -37,10 +37,7 @@ def state_of(arguments: dict[str, Any], one: Contract = ECHO) -> CallState:
 
 
 def ended(made: CallState, outcome: Outcome) -> dict[str, Any]:
-    ending = facts.Ending(
-        made.call, outcome.status, outcome.reason_code, made.began_at, made.wall_ms, made.contract, made.decision, True,
-        result=outcome.result, possible=made.possible,
-    )  # fmt: skip
+    ending = facts.Ending(replace(made, dispatched=True), outcome, made.wall_ms)
     return read(journal.finished(made, outcome, facts.build(ending)), made.call.id)
 
 

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import field
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
 from ringfence.core import canonical
 from ringfence.core.box import BoxReport, Captured, Ran
-from ringfence.core.model import Call, Contract, Decision, Effect, Json, Mode, Status
+from ringfence.core.model import Effect, Json, Mode, Outcome, Status
 from ringfence.core.record import dataclass
 from ringfence.core.sessions import Within
-from ringfence.governance.effects import NO_EFFECTS, PossibleEffects
+from ringfence.governance.effects import PossibleEffects
+from ringfence.governance.journal import CallState
 from ringfence.packages.index_address import INDEX_HOST
 from ringfence.sandbox.tools.limits import limit_words, signal_words, span
 
@@ -44,63 +44,37 @@ _ENDED = {
 # Not frozen, which would triple what it costs: one is made for every call, and read once.
 @dataclass(slots=True)
 class Ending:
-    """What the way of a call left behind when it ended."""
+    """A call as the pipeline left it, how it ended, and when."""
 
-    call: Call
-    status: Status
-    reason_code: str
-    started_at: datetime
+    state: CallState
+    outcome: Outcome
     wall_ms: float
-    contract: Contract | None = None
-    decision: Decision | None = None
-    dispatched: bool = False
-    """Whether a byte of it may have left us."""
-    isolation: Json = field(default_factory=dict)
-    result: Json | None = None
-    encoded: bytes | None = None
-    """The result's canonical form, where it was made already."""
-    redactions: Mapping[str, int] = field(default_factory=dict)
-    ran: Ran | None = None
-    """What the supervisor saw, of what ran in a box."""
-    within: Within | None = None
-    """The session that it was done in."""
-    network: Json | None = None
-    """What the box of a server asked of the network while it answered; None where there is none."""
-    possible: PossibleEffects = NO_EFFECTS
-    """What it could change outside, as it was known before it ran."""
-    answered: int | None = None
-    """The HTTP status, where that is all that its server said: it proves nothing."""
-    replayed: bool = False
-    """Its outcome is that of an earlier call under the same key."""
-    shortened: bool = False
-    """Of its result, texts were cut to what the contract lets a model have."""
-    lasts: Literal["call", "server"] | None = None
-    """What it changed is in the box of its server alone, and gone when this ends."""
 
     @property
     def took_ms(self) -> float:
         """How long it ran: of a box its own time, without the way to it."""
-        return self.wall_ms if self.ran is None else self.ran.report.wall_ms
+        ran = self.state.ran
+        return self.wall_ms if ran is None else ran.report.wall_ms
 
 
 def _ended(ending: Ending) -> str | None:
-    given_up = ending.reason_code == "cancelled" or (
-        ending.status is Status.KILLED and ending.reason_code == "stopping"
+    given_up = ending.outcome.reason_code == "cancelled" or (
+        ending.outcome.status is Status.KILLED and ending.outcome.reason_code == "stopping"
     )
-    return "cancelled" if given_up else _ENDED[ending.status]
+    return "cancelled" if given_up else _ENDED[ending.outcome.status]
 
 
 def build(ending: Ending) -> Json:
     """The facts object of a call."""
-    contract = ending.contract
-    decision = ending.decision
+    contract = ending.state.contract
+    decision = ending.state.decision
     changed = _effect(ending)
     found: Json = {
-        "call_id": ending.call.id,
+        "call_id": ending.state.call.id,
         "decision_id": decision.id if decision is not None else None,
         "rules": list(decision.rules) if decision is not None else [],
         "contract_digest": contract.digest if contract is not None else None,
-        "started_at": _zulu(ending.started_at),
+        "started_at": _zulu(ending.state.began_at),
         "wall_ms": round(ending.took_ms, 3),
         "ended": None,  # this and whatever else is None here is filled in below; the order is for readers
         "exit_status": None,
@@ -109,23 +83,23 @@ def build(ending: Ending) -> Json:
         "limit": None,
         "effect": changed.value,
         "usage": None,
-        "isolation": dict(ending.isolation) if ending.dispatched or ending.isolation else None,
+        "isolation": dict(ending.state.isolation) if ending.state.dispatched or ending.state.isolation else None,
         "network": None,
         "inputs": None,
         "files": None,
         "output": None,
-        "redactions": dict(ending.redactions),
+        "redactions": dict(ending.state.redactions),
         "denials": None,
         "explanation": explanation(ending, changed),
     }
-    found.update(_of_server(ending) if ending.ran is None else _of_box(ending.ran.report))
-    if ending.within is not None:
-        found.update(_of_session(ending.within))
+    found.update(_of_server(ending) if ending.state.ran is None else _of_box(ending.state.ran.report))
+    if ending.state.within is not None:
+        found.update(_of_session(ending.state.within))
     if decision is not None and decision.shadow is not None:
         found["shadow"] = {"rules": list(decision.shadow.rules), "verdict": decision.shadow.verdict}
-    if ending.lasts is not None and changed is Effect.CONFIRMED:
-        found["lasts"] = ending.lasts
-    if ending.possible.declared_read and ending.dispatched:
+    if ending.state.lasts is not None and changed is Effect.CONFIRMED:
+        found["lasts"] = ending.state.lasts
+    if ending.state.possible.declared_read and ending.state.dispatched:
         found["effect_basis"] = "declared"
     return found
 
@@ -146,22 +120,24 @@ def _of_session(within: Within) -> Json:
 
 
 def _of_server(ending: Ending) -> Json:
-    ran = ending.dispatched
-    timed_out = ending.status is Status.TIMEOUT
+    ran = ending.state.dispatched
+    timed_out = ending.outcome.status is Status.TIMEOUT
     return {
         "ended": _ended(ending),
         "timed_out": timed_out,
         "limit": "wall" if timed_out else None,
         "usage": {"cpu_ms": None, "peak_memory_bytes": None, "io_bytes": None, "processes": None},
         # A call that did not reach its server's program has none of its own; what its box did meanwhile is told.
-        "network": (ending.network or _UNSEEN_NETWORK) if ran or any((ending.network or {}).values()) else None,
+        "network": (ending.state.network or _UNSEEN_NETWORK)
+        if ran or any((ending.state.network or {}).values())
+        else None,
         "inputs": [],
         "files": [],
         "output": {
             "stdout_bytes": None,
             "stderr_bytes": None,
-            "sha256": _sha256(ending) if ending.result is not None else None,
-            "truncated": ending.shortened,
+            "sha256": _sha256(ending) if ending.outcome.result is not None else None,
+            "truncated": ending.state.shortened,
         },
         "denials": None if ran else {},
     }
@@ -230,7 +206,11 @@ def _of_both(stdout: Captured, stderr: Captured) -> str:
 
 
 def _sha256(ending: Ending) -> str:
-    encoded = ending.encoded if ending.encoded is not None else canonical.dumps(ending.result)
+    encoded = (
+        ending.state.encoded_result
+        if ending.state.encoded_result is not None
+        else canonical.dumps(ending.outcome.result)
+    )
     return hashlib.sha256(encoded).hexdigest()
 
 
@@ -268,11 +248,11 @@ def effect(
 
 
 def _effect(ending: Ending) -> Effect:
-    dispatched = ending.dispatched or ending.replayed
-    changed = effect(ending.status, ending.possible, dispatched, _sent(ending), _copied(ending))
-    if changed is Effect.NONE and ending.ran is not None and ending.possible.sends:
+    dispatched = ending.state.dispatched or ending.state.replayed_from is not None
+    changed = effect(ending.outcome.status, ending.state.possible, dispatched, _sent(ending), _copied(ending))
+    if changed is Effect.NONE and ending.state.ran is not None and ending.state.possible.sends:
         # What earlier steps left there has sent something, or what this one left may still do so.
-        report = ending.ran.report
+        report = ending.state.ran.report
         late = (report.late or {}).get("network")
         if report.left or (late is not None and went_out(late)):
             return Effect.UNKNOWN
@@ -282,22 +262,22 @@ def _effect(ending: Ending) -> Effect:
 def _sent(ending: Ending) -> bool | None:
     """Whether anything that its box asked for went out, however that ended; None where its box was not seen to the
     end, or its caller gave it up."""
-    if ending.ran is None or _is_given_up(ending):
+    if ending.state.ran is None or _is_given_up(ending):
         return None
-    network = ending.ran.report.network
+    network = ending.state.ran.report.network
     return network is not None and went_out(network)
 
 
 def _copied(ending: Ending) -> bool | None:
     """Whether any file was copied out; None where its box was not seen to the end, in which that is done."""
-    if ending.ran is None or ending.ran.report.ended == "infra" or _is_given_up(ending):
+    if ending.state.ran is None or ending.state.ran.report.ended == "infra" or _is_given_up(ending):
         return None
-    return bool(ending.ran.report.files)
+    return bool(ending.state.ran.report.files)
 
 
 def _is_given_up(ending: Ending) -> bool:
     """Whether it had a box of its own that was killed under it: nobody is to rely on what was seen by then."""
-    return ending.within is None and ending.ran is not None and ending.ran.report.ended == "cancelled"
+    return ending.state.within is None and ending.state.ran is not None and ending.state.ran.report.ended == "cancelled"
 
 
 def both_networks(one: Json | None, other: Json | None) -> Json | None:
@@ -343,25 +323,29 @@ def explanation(ending: Ending, changed: Effect | None = None) -> str:
         _what_changed(ending, changed),
     )
     said = "; ".join([part for part in parts if part])
-    within = ending.within
+    within = ending.state.within
     if within is None or within.step is None:
         return said
     return f"{f'step {within.step} of ' if within.step else ''}session {within.session}: {said}"
 
 
 def _what_happened(ending: Ending) -> str:
-    if ending.ran is not None and ending.status is not Status.UNKNOWN:
-        return _in_a_box(ending, ending.ran)
-    status = ending.status
-    code = ending.reason_code
+    if ending.state.ran is not None and ending.outcome.status is not Status.UNKNOWN:
+        return _in_a_box(ending, ending.state.ran)
+    status = ending.outcome.status
+    code = ending.outcome.reason_code
     took = span(ending.took_ms)
     match status:
         case Status.SUCCESS:
-            return f"the tool answered after {took}" if ending.dispatched else "answered with an earlier call's result"
+            return (
+                f"the tool answered after {took}"
+                if ending.state.dispatched
+                else "answered with an earlier call's result"
+            )
         case Status.FAILED:
-            if ending.call.method == "server/start":
+            if ending.state.call.method == "server/start":
                 return f"the server's program ran for {took}, and the server did not come up ({code})"
-            if ending.replayed:
+            if ending.state.replayed_from is not None:
                 return f"answered with an earlier call's failure ({code})"
             if code in _WITHHELD:
                 return f"the tool answered after {took}, but its answer was withheld ({code})"
@@ -378,17 +362,21 @@ def _what_happened(ending: Ending) -> str:
             return f"cancelled after {took}" if code == "cancelled" else f"stopped after {took} ({code})"
         case Status.UNAVAILABLE:
             return f"something it needs was not available ({code})"
-        case Status.UNKNOWN if ending.answered is not None:
-            return f"the server answered HTTP {ending.answered} after {took} ({code})"
+        case Status.UNKNOWN if ending.state.answered is not None:
+            return f"the server answered HTTP {ending.state.answered} after {took} ({code})"
         case Status.UNKNOWN:
-            lost = "the answer was lost" if ending.ran is None else "the box itself failed"
+            lost = "the answer was lost" if ending.state.ran is None else "the box itself failed"
             return f"{lost} after {took} ({code})"
 
 
 def _in_a_box(ending: Ending, ran: Ran) -> str:
     report = ran.report
     took = span(ending.took_ms)
-    withheld = "" if ending.reason_code not in _WITHHELD else f", but its output was withheld ({ending.reason_code})"
+    withheld = (
+        ""
+        if ending.outcome.reason_code not in _WITHHELD
+        else f", but its output was withheld ({ending.outcome.reason_code})"
+    )
     match report.ended:
         case "exited":
             met = (
@@ -425,12 +413,12 @@ _MORE = {
 
 def _raising(ending: Ending) -> str:
     """The error of a library that cannot have a thread or some memory names no limit."""
-    how = _MORE.get(ending.ran.report.limit or "") if ending.ran is not None else None
+    how = _MORE.get(ending.state.ran.report.limit or "") if ending.state.ran is not None else None
     return f"more is given by {how}" if how else ""
 
 
 def _programs(ending: Ending) -> str:
-    match ending.ran.report.commands if ending.ran is not None else None:
+    match ending.state.ran.report.commands if ending.state.ran is not None else None:
         case "enforced":
             return "only the programs that its contract names could be run"
         case "advisory":
@@ -439,7 +427,7 @@ def _programs(ending: Ending) -> str:
 
 
 def _refused_calls(ending: Ending) -> str:
-    denials = ending.ran.report.denials if ending.ran is not None else {}
+    denials = ending.state.ran.report.denials if ending.state.ran is not None else {}
     if not denials:
         return ""
     shown = [f"{name} ({count})" for name, count in islice(denials.items(), _MOST_SHOWN)]
@@ -449,7 +437,7 @@ def _refused_calls(ending: Ending) -> str:
 
 
 def _network(ending: Ending) -> str:
-    network = ending.ran.report.network if ending.ran is not None else None
+    network = ending.state.ran.report.network if ending.state.ran is not None else None
     if network is None:
         return ""
     said = []
@@ -463,7 +451,7 @@ def _network(ending: Ending) -> str:
 
 
 def _late(ending: Ending) -> str:
-    late = ending.ran.report.late if ending.ran is not None else None
+    late = ending.state.ran.report.late if ending.state.ran is not None else None
     if late is None:
         return ""
     parts = [f"{span(late['cpu_ms'])} of processor time"] if late.get("cpu_ms") else []
@@ -483,38 +471,40 @@ def _late(ending: Ending) -> str:
 
 
 def _denied(ending: Ending) -> str:
-    decision = ending.decision
+    decision = ending.state.decision
     if decision is not None and not decision.allowed:
         return f"refused by policy ({decision.reason})"
-    return f"refused ({ending.reason_code})"
+    return f"refused ({ending.outcome.reason_code})"
 
 
 def _what_changed(ending: Ending, changed: Effect) -> str:
-    contract = ending.contract
+    contract = ending.state.contract
     match changed:
-        case Effect.CONFIRMED if ending.lasts == "call":
+        case Effect.CONFIRMED if ending.state.lasts == "call":
             return "what it changed was in a box for this call alone, and is gone with it"
-        case Effect.CONFIRMED if ending.lasts == "server":
+        case Effect.CONFIRMED if ending.state.lasts == "server":
             return "what it changed is in the server's box alone, and lasts until that ends"
         case Effect.CONFIRMED:
             return "its effect is confirmed"
         case Effect.UNKNOWN:
             return "whether it took effect is unknown"
         case Effect.NONE:
-            if not ending.dispatched:
-                return "nothing was run" if ending.status is not Status.SUCCESS else "nothing was run again"
-            if ending.possible.declared_read:
+            if not ending.state.dispatched:
+                return "nothing was run" if ending.outcome.status is not Status.SUCCESS else "nothing was run again"
+            if ending.state.possible.declared_read:
                 return _DECLARED
-            if contract is not None and contract.mode is Mode.READ and not ending.possible:
-                if _sent(ending) or (ending.ran is not None and ending.ran.report.planted):
+            if contract is not None and contract.mode is Mode.READ and not ending.state.possible:
+                if _sent(ending) or (ending.state.ran is not None and ending.state.ran.report.planted):
                     return "this call only waited; what the command did is the effect of the call that started it"
                 return "it only reads, so nothing was changed"
-            had = ending.possible.sends or (ending.ran is not None and ending.ran.report.network is not None)
+            had = ending.state.possible.sends or (
+                ending.state.ran is not None and ending.state.ran.report.network is not None
+            )
             network = "nothing was sent to the network" if had else "network was denied"
-            if ending.within is not None and ending.ran is None and not ending.possible:
+            if ending.state.within is not None and ending.state.ran is None and not ending.state.possible:
                 return "nothing outside of the session was changed"
-            if ending.within is not None:
+            if ending.state.within is not None:
                 return f"{network}; nothing outside of the session was changed"
-            if ending.possible.copies:
+            if ending.state.possible.copies:
                 return f"{network}; no file was copied out, and no other side effect was possible"
             return f"{network}; no side effect was possible"

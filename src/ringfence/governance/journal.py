@@ -20,6 +20,7 @@ from ringfence.core import canonical
 from ringfence.core.box import Ran
 from ringfence.core.errors import SetUpFailed
 from ringfence.core.model import (
+    Answer,
     Call,
     Contract,
     Decision,
@@ -98,15 +99,15 @@ class CallState:
     said: GuardedText | None = None
     """What its caller is told of its end, as it goes on record; None: the outcome's own words."""
     replayed_from: str | None = None
-    attempts: int = 0
+    answer: Answer | None = None
+    """What came back from where it was dispatched to."""
     redactions: dict[str, int] = field(default_factory=dict)
     secrets: dict[str, int] = field(default_factory=dict)
     """What was removed, by secret: for the record alone, since a caller who knew could guess and try."""
     clean: Callable[[str], GuardedText] = _withheld
     """A text that its caller, its server or a rule chose, as it may be kept."""
     isolation: Json = field(default_factory=dict)
-    ran: Ran | None = None
-    within: Within | None = None
+    """What it is to have; once it ran, what it had."""
     session_state: tuple[int, str, bool] | None = None
     """The last step of its session and the digest of its files, where a person is asked."""
     snapshot: str | None = None
@@ -120,6 +121,33 @@ class CallState:
     left_behind: Json = field(default_factory=dict)
     """What of the call's `_meta` reaches no server: how many keys, and which parts of a trace, and why."""
 
+    def answered_by(self, answer: Answer) -> None:
+        """It ran, and this came back of it."""
+        self.answer = answer
+        self.isolation = answer.isolation
+        self.add_redactions(answer.redactions, answer.secrets)
+
+    def bare(self) -> CallState:
+        """The same call, without anything that a caller, a server or a box had a part in."""
+        return CallState(
+            replace(self.call, arguments={}, meta={}, inputs=None),
+            self.environment,
+            began=self.began,
+            began_at=self.began_at,
+            salt=self.salt,
+            contract=self.contract,
+            definition=self.definition,
+            decision=self.decision,
+            possible=self.possible,
+            approval=self.approval,
+            slot=self.slot,
+            key=self.key,
+            started=self.started,
+            dispatched=self.dispatched,
+            about=self.about,
+            clean=self.clean,
+        )
+
     def drop_trace(self, name: str, why: str) -> None:
         """Send a part of its trace no further."""
         kept = {key: text for key, text in self.call.traced.items() if key != name}
@@ -131,6 +159,20 @@ class CallState:
         for kept, new in ((self.redactions, rules), (self.secrets, secrets)):
             for name, count in new.items():
                 kept[name] = kept.get(name, 0) + count
+
+    @property
+    def attempts(self) -> int:
+        return 0 if self.answer is None else self.answer.attempts
+
+    @property
+    def ran(self) -> Ran | None:
+        """What the supervisor saw of it, where it ran in a box."""
+        return None if self.answer is None else self.answer.ran
+
+    @property
+    def within(self) -> Within | None:
+        """The session that it ran in."""
+        return None if self.answer is None else self.answer.within
 
     @property
     def effect_possible(self) -> bool:

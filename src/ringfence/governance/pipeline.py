@@ -619,16 +619,6 @@ class Pipeline:
 
     # ── 9 dispatch, 10 guard ──────────────────────────────────────────────────────────────────────
 
-    @staticmethod
-    def _note(state: CallState, answer: Answer) -> None:
-        """What was seen of the call, for its facts."""
-        state.attempts = answer.attempts
-        state.isolation = answer.isolation
-        state.ran = answer.ran
-        state.within = answer.within
-        state.redactions = dict(answer.redactions)
-        state.secrets = dict(answer.secrets)
-
     async def _dispatch(self, rules: Rulebook, state: CallState, grant: Grant, channel: Channel) -> Outcome:
         state.dispatched = True
         clean = GuardedChannel(self._guard, grant.contract, channel)
@@ -648,9 +638,9 @@ class Pipeline:
             raise
         except asyncio.CancelledError as exc:
             if (seen := aio.left(exc, Answer)) is not None:
-                self._note(state, seen)
+                state.answered_by(seen)
             raise
-        self._note(state, answer)
+        state.answered_by(answer)
         if answer.result is None:
             return Outcome(answer.status, answer.reason_code, self._said(state, answer.message))
         guarded = await self._guard.inspect_async(
@@ -705,7 +695,7 @@ class Pipeline:
             self._budget.note(state.call, state.arguments_digest, outcome.status)
         if not state.dispatched and outcome.status in (Status.KILLED, Status.DENIED):
             state.isolation = {}  # it was to have one
-        call_facts = self._guard.facts(self._facts(state, outcome))
+        call_facts = self._guard.facts(facts.build(facts.Ending(state, outcome, state.wall_ms)))
         if outcome.result is not None and state.dispatched and state.is_own:
             explain(outcome.result, call_facts)
 
@@ -738,59 +728,14 @@ class Pipeline:
             self._store.owe(state.call.id)
             status = Status.UNKNOWN if state.dispatched else Status.UNAVAILABLE
             lost = Outcome(status, "store", own_words("the outcome could not be recorded, so it is withheld"))
-            return _completed(lost, self._facts(state, lost))
+            return _completed(lost, facts.build(facts.Ending(state, lost, state.wall_ms)))
         return _completed(outcome, call_facts, receipt)
 
     async def _close_barely(self, state: CallState) -> Outcome:
         """Close a call that we failed at, without anything of it that we may have failed at: what it carried, and what
         came back."""
-        bare = replace(state.call, arguments={}, meta={}, inputs=None)
-        rest = CallState(
-            bare,
-            state.environment,
-            began=state.began,
-            began_at=state.began_at,
-            salt=state.salt,
-            contract=state.contract,
-            definition=state.definition,
-            decision=state.decision,
-            possible=state.possible,
-            approval=state.approval,
-            slot=state.slot,
-            key=state.key,
-            started=state.started,
-            dispatched=state.dispatched,
-            about=state.about,
-            clean=self._guard.message,
-        )
         with aio.shield():
-            return await self._close(rest, _internal(state))
-
-    def _facts(self, state: CallState, outcome: Outcome) -> Json:
-        return facts.build(
-            facts.Ending(
-                call=state.call,
-                contract=state.contract,
-                decision=state.decision,
-                status=outcome.status,
-                reason_code=outcome.reason_code,
-                started_at=state.began_at,
-                wall_ms=state.wall_ms,
-                dispatched=state.dispatched,
-                isolation=state.isolation,
-                result=outcome.result,
-                encoded=state.encoded_result if outcome.result is not None else None,
-                redactions=state.redactions,
-                ran=state.ran,
-                within=state.within,
-                possible=state.possible,
-                network=state.network,
-                answered=state.answered,
-                replayed=state.replayed_from is not None,
-                shortened=state.shortened,
-                lasts=state.lasts,
-            )
-        )
+            return await self._close(state.bare(), _internal(state))
 
     def _payload_to_keep(self, contract: Contract, value: Json, level: str) -> bytes | None:
         """The text of a payload that the contract lets us keep, redacted; it lies apart from the chain."""
