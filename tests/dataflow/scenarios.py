@@ -7,9 +7,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
+from ruamel.yaml import YAML
 
 CORPUS = Path(__file__).parent / "corpus"
+
+
+def _read(path: Path) -> Any:
+    return YAML(typ="safe").load(path.read_text("utf-8"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,7 @@ def _text(value: Any) -> Any:
 @cache
 def tools() -> dict[str, dict[str, Any]]:
     """What is declared of each tool, by SERVER.TOOL."""
-    written = yaml.safe_load((CORPUS / "tools.yaml").read_text("utf-8"))
+    written = _read(CORPUS / "tools.yaml")
     return {f"{server}.{name}": declared for server, all_ in written.items() for name, declared in all_.items()}
 
 
@@ -81,7 +85,7 @@ def scenarios() -> tuple[Scenario, ...]:
     for path in sorted(CORPUS.glob("*.yaml")):
         if path.name == "tools.yaml":
             continue
-        for pair in yaml.safe_load(path.read_text("utf-8")):
+        for pair in _read(path):
             assert pair.keys() == {"id", "about", "held_out", "attempt", "twin"}, pair["id"]
             for half in ("attempt", "twin"):
                 steps = tuple(map(_step, pair[half]))
