@@ -20,7 +20,8 @@ from urllib.parse import unquote, urlsplit
 from ringfence.core.errors import Unavailable
 from ringfence.core.record import dataclass
 
-_SECONDS = 30.0
+_SECONDS = 180.0
+"""For npm or pip to start and say what is set: seconds of work, on a machine that may be starved."""
 _MOST_BYTES = 4_000_000
 _PIP_ASKED = """
 import json
