@@ -116,7 +116,7 @@ def test_absent_parts_of_a_call_are_empty_texts() -> None:
         ("args.to.contains('evil')", {"to": "x\0 evil"}),
         ("args.to != 'read'", {"to": "read\0write"}),
         ("args.to.exists(each, each == 'evil')", {"to": ["x", "\0evil"]}),
-        ("has(args.to) && args.to == 'evil'", {"to\0": 1, "to": "evil"}),
+        ("'to' in args && args.size() == 1", {"to\0": 1, "to": "evil"}),
         ("args.to.inner.size() > 5", {"to": {"inner": "x\0" + "y" * 9}}),
     ],
 )
@@ -127,6 +127,58 @@ def test_text_that_the_engine_would_read_only_up_to_a_nul_is_an_error(source: st
 
 
 def test_answers_and_meta_with_a_nul_are_no_more_readable() -> None:
-    for call in (replace(CALL, meta={"k": "x\0evil"}), replace(CALL, inputs={"q": {"content": {"n": "x\0evil"}}})):
+    beside: list[tuple[str, Any]] = [("meta", {"k": "x\0evil"}), ("inputs", {"q": {"content": {"n": "x\0evil"}}})]
+    for name, value in beside:
+        seen = variables(replace(CALL, **{name: value}), CONTRACT, "development")
         with pytest.raises(ExpressionError, match="NUL"):
-            Expression("call.meta.size() > 9").test(variables(call, CONTRACT, "development"))
+            Expression(f"call.{name}.size() > 9").test(seen)
+        assert Expression("call.kind == 'tool'").test(seen), "what a condition does not read, it cannot misread"
+
+
+class _Unreadable:
+    """What the engine cannot convert: a condition that reads it fails."""
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "has(args.priority) && args.priority == 'high'",
+        "args['priority'] == 'high' && args . priority.startsWith('h')",
+        'args["priority"].size() == 4 && args.inner.deep.n == 1 && args.inner.list[0] == 1',
+        "args.inner.deep == {'n': 1} && args.inner.deep.n == 1",
+        "(args.priority == 'high' ? args.inner.deep.n : args.absent) == 1",
+    ],
+)
+def test_a_condition_reads_only_the_fields_that_it_names(source: str) -> None:
+    args = {"priority": "high", "inner": {"deep": {"n": 1}, "list": [1], "x": _Unreadable()}, "x": _Unreadable()}
+    assert holds(source, args)
+    assert holds(source, {**args, "x": "\0", "y": ["a"] * 100_000})
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "args.size() == 2 && args.priority == 'high'",
+        "args.all // whichever\n (key, key != 'none')",
+        "args // all of it\n .size() == 2",
+        "'x' in args && args.priority == 'high'",
+        "args == {'priority': 'high', 'x': 1} || args.priority == 'high'",
+        "[args].exists(each, each.x == 1)",
+        "args['pri' + 'ority'] == 'high' && args.x == 1",
+        r"args['\u0078'] == 1",
+        "args.exists(name, args[name] == 1)",
+    ],
+)
+def test_a_condition_that_may_look_at_all_of_a_variable_sees_all_of_it(source: str) -> None:
+    assert holds(source, {"priority": "high", "x": 1})
+    with pytest.raises(ExpressionError):
+        holds(source, {"priority": "high", "x": _Unreadable()})
+
+
+@pytest.mark.parametrize("much", [["a"] * 60_000, {str(n): [] for n in range(30_000)}, [[0] * 60] * 1000])
+def test_a_condition_that_would_read_very_many_values_fails(much: Any) -> None:
+    with pytest.raises(ExpressionError, match="at most 50,000 values"):
+        holds("args.rows.size() > 0", {"rows": much})
+    with pytest.raises(ExpressionError, match="at most 50,000 values"):
+        holds("args.size() > 0", {"rows": much})
+    assert holds("args.amount == 1", {"rows": much, "amount": 1})

@@ -13,7 +13,8 @@ import anyio.to_thread
 import pytest
 
 from ringfence.audit.keys import load_or_create
-from ringfence.core.model import Outcome, Person
+from ringfence.core.expression import Expression
+from ringfence.core.model import ApprovalRule, Outcome, Person
 from ringfence.governance import approvals
 from ringfence.governance.guard import Guard
 from ringfence.store import Reader, Store, rows, sqlite
@@ -45,7 +46,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     for name in ("approval", "approvals", "find_approvals", "version", "unanswered"):
         counted(Reader, name)
-    counted(Guard, "shown")
+    counted(Guard, "redact_for_approval")
     counted(rows, "pack")
     return done
 
@@ -89,7 +90,9 @@ async def test_waiting_calls_read_nothing_large_and_make_nothing_large_on_the_lo
                 group.start_soon(ask, way, n, outcomes)
             asked = await until(way, MANY)
             await turns(work, 2)  # all wait now, and what they wrote was looked at
-            assert work["shown"] == work["pack"] == work["approvals"] == 0, "summaries are no business of the loop"
+            assert work["redact_for_approval"] == work["pack"] == work["approvals"] == 0, (
+                "summaries are no business of the loop"
+            )
             before = work.copy()
             await turns(work, 10)
             spent = work - before
@@ -170,3 +173,24 @@ async def test_a_database_that_cannot_be_read_for_a_moment_loses_no_answer(
             asked = await until(way, 1)
             await anyio.to_thread.run_sync(lambda: approvals.answer(way.store, asked[0], BOB, approve=True))
         assert outcomes[0].ok and failed["times"] == 3
+
+
+async def test_conditions_and_keys_of_long_calls_are_tried_beside_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places: list[int] = []
+    evaluate = Expression._evaluate
+
+    def evaluated(self: Expression, seen: Any) -> Any:
+        places.append(threading.get_ident())
+        return evaluate(self, seen)
+
+    monkeypatch.setattr(Expression, "_evaluate", evaluated)
+    one = contract("echo", mode="write", approval="boss", idempotent={"key": "string(args.n)"})
+    said = Said(contracts=(one,), approvals={"boss": ApprovalRule("boss", when="args.text == 'y'")})
+    loop = threading.get_ident()
+    async with governed(tmp_path, said) as way:
+        assert (await way.call("echo", {"n": 1, "text": LARGE})).ok
+        assert len(places) == 2 and loop not in places
+        assert (await way.call("echo", {"n": 2, "text": "x"})).ok
+        assert places[2:] == [loop, loop], "a short one costs no thread"

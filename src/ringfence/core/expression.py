@@ -8,12 +8,16 @@ for systems with musl instead of glibc: there a condition is refused when it is 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
+from ringfence.core import canonical
+from ringfence.core.aio import in_thread
 from ringfence.core.model import Call, Contract, Json
+
+T = TypeVar("T")
 
 _VARIABLES = ("call", "args", "agent", "contract", "environment")
 _FROM_CALLERS = ("args", "call")
@@ -22,7 +26,18 @@ _MISSING = (
     "conditions are written in CEL, and its engine is not installed: pip install cel-expr-python "
     "(there is none for musl: docs/other-systems.md)"
 )
+_LONG = 65_536
+"""Characters of what a call carries, each value counted as 16 more, from which on it is judged in a thread."""
+_MOST_READ = 50_000
+"""Values of a call that one condition reads: the engine converts each, and lets nothing else run meanwhile."""
+_TOO_MUCH = f"conditions read at most {_MOST_READ:,} values of a call"
+_MEMBER = re.compile(r"""\s*(?:\.\s*([A-Za-z_]\w*)\b(?!\s*(?:\(|//))|\[\s*(?:"([^"\\\n]*)"|'([^'\\\n]*)')\s*\])""")
+"""A field that is named in full. Before `(` it would be a method, and after a comment it can be one."""
 _PLACE = re.compile(r"^.*?<input>:(\d+):(\d+): (.*)$", re.MULTILINE)
+
+
+_Fields = dict[str, "_Fields | None"]
+"""Fields by name, each with those of its own that are looked at; None: all of them."""
 
 
 class ExpressionError(ValueError):
@@ -43,7 +58,9 @@ class Expression:
         cel, environment = _engine()
         self._error = cel.Type.ERROR
         # Converting what a condition does not mention would cost more than evaluating it.
-        self._names = tuple(name for name in _VARIABLES if re.search(rf"\b{name}\b", source))
+        self._mentioned = tuple(
+            (name, _fields_named(name, source)) for name in _VARIABLES if re.search(rf"\b{name}\b", source)
+        )
         try:
             self._program = environment.compile(source)
         except Exception as exc:  # the binding raises plain RuntimeError and friends for every compile error
@@ -68,9 +85,10 @@ class Expression:
 
     def _evaluate(self, variables: Mapping[str, Any]) -> Any:
         try:
-            seen = {name: variables[name] for name in self._names if name in variables}
-            if any(_holds_nul(seen[name]) for name in _FROM_CALLERS if name in seen):
-                raise ExpressionError(f"{self.source!r} failed: conditions cannot read text with a NUL character")
+            seen = {name: _only(variables[name], fields) for name, fields in self._mentioned if name in variables}
+            for name in _FROM_CALLERS:
+                if name in seen and (problem := _unreadable(seen[name])) is not None:
+                    raise ExpressionError(f"{self.source!r} failed: {problem}")
             value = self._program.eval(data=seen)
             found = value.value()
             # What is true or false is no error, and nearly everything is; its type is the dearest thing to ask for.
@@ -83,20 +101,60 @@ class Expression:
             raise ExpressionError(f"{self.source!r} failed: {exc}") from None
 
 
-def _holds_nul(value: Any) -> bool:
-    """Whether a text in it has a NUL: the engine reads no further, and would judge half of what a server gets."""
+def _fields_named(variable: str, source: str) -> _Fields | None:
+    """The fields of a variable that a condition names, or None where it may look at all of them.
+
+    Found in the text, so that a mistake can only add to them: whatever is not plainly a field, within a literal as
+    well, means the whole.
+    """
+    found: _Fields = {}
+    for place in re.finditer(rf"\b{variable}\b", source):
+        end, within = place.end(), found
+        path: list[str] = []
+        while (member := _MEMBER.match(source, end)) is not None:
+            path.append(next(name for name in member.groups() if name is not None))
+            end = member.end()
+        if not path:
+            return None
+        for name in path[:-1]:
+            known = within.setdefault(name, {})
+            if known is None:
+                break
+            within = known
+        else:
+            within[path[-1]] = None
+    return found
+
+
+def _only(value: Any, fields: _Fields | None) -> Any:
+    """The part of a value that consists of these fields. What is no object has none, and stays as it is."""
+    if fields is None or not isinstance(value, dict):
+        return value
+    return {name: _only(value[name], inner) for name, inner in fields.items() if name in value}
+
+
+def _unreadable(value: Any) -> str | None:
+    """Why a condition cannot be tried on what a caller sent; None if it can. At a NUL the engine reads no further, and
+    would judge half of what a server gets."""
     stack = [value]
+    count = 1
     while stack:
         item = stack.pop()
         if isinstance(item, str):
             if "\0" in item:
-                return True
+                return "conditions cannot read text with a NUL character"
         elif isinstance(item, dict):
+            count += 2 * len(item)
+            if count > _MOST_READ:
+                return _TOO_MUCH
             stack += item
             stack += item.values()
         elif isinstance(item, _LISTS):
+            count += len(item)
+            if count > _MOST_READ:
+                return _TOO_MUCH
             stack += item
-    return False
+    return None
 
 
 @cache
@@ -117,6 +175,13 @@ def _compile_error(exc: Exception) -> ExpressionError:
         return ExpressionError(str(exc).strip() or type(exc).__name__)
     text = re.sub(r" \(in container ''\)", "", match.group(3))
     return ExpressionError(text, int(match.group(1)), int(match.group(2)))
+
+
+async def while_others_are_served(call: Call, judge: Callable[[], T]) -> T:
+    """What a rule or a condition says of a call: in a thread where the call carries much."""
+    if canonical.is_light((call.arguments, call.inputs, call.meta), _LONG):
+        return judge()
+    return await in_thread(judge)
 
 
 def variables(call: Call, contract: Contract, environment: str) -> Json:

@@ -6,7 +6,6 @@ import time
 from dataclasses import asdict, replace
 
 from ringfence.core import canonical
-from ringfence.core.expression import variables
 from ringfence.core.model import Call, Contract, Decision, Json
 from ringfence.governance import journal
 from ringfence.governance.approvals import Requirement
@@ -50,13 +49,12 @@ def binding(rules: Rulebook, state: CallState, contract: Contract, requirement: 
     return canonical.digest(bound)
 
 
-def judged(rules: Rulebook, state: CallState) -> Json:
+async def judged(rules: Rulebook, state: CallState) -> Json:
     """What rules make of a call. While that is the same, a reload that changed other things does not concern it."""
     contract = state.contract
     decision = state.decision
     assert contract is not None and decision is not None
-    see = lambda: variables(state.call, contract, rules.environment)  # noqa: E731
-    requirement = rules.approvals.requirement(contract, decision, see)
+    requirement = await rules.approvals.required(state.call, contract, decision, rules.environment)
     spec = rules.servers.get(contract.server or "")
     return {
         "contract": contract.digest,

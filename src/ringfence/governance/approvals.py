@@ -13,13 +13,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from ringfence.core import system
 from ringfence.core.aio import in_thread
 from ringfence.core.errors import Refused
-from ringfence.core.expression import Expression, ExpressionError
+from ringfence.core.expression import Expression, ExpressionError, variables, while_others_are_served
 from ringfence.core.model import ApprovalRule, Call, Contract, Decision, Json, Person, Status
 from ringfence.core.ports import Channel
 from ringfence.core.record import dataclass
@@ -109,6 +110,15 @@ class ApprovalTerms:
             # Where only one person exists, no other could answer.
             self_approval=not self._people or all(r.self_approval for r in rules),
             people=max(r.people for r in rules),
+        )
+
+    async def required(
+        self, call: Call, contract: Contract, decision: Decision, environment: str
+    ) -> Requirement | None:
+        """The same, while others are served."""
+        judge = partial(self.requirement, contract, decision, partial(variables, call, contract, environment))
+        return (
+            judge() if self._conditions.get(contract.approval) is None else await while_others_are_served(call, judge)
         )
 
     def asked_by(self, contract: Contract, variables: Callable[[], Json]) -> tuple[str, ...]:

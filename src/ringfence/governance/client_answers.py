@@ -14,7 +14,6 @@ from typing import Any
 
 from ringfence.core import canonical
 from ringfence.core.errors import Refused, StoreError
-from ringfence.core.expression import variables
 from ringfence.core.model import Call, Decision, Json, Status
 from ringfence.core.ports import Channel
 from ringfence.core.record import dataclass
@@ -119,8 +118,7 @@ class AnswerChannel:
     ) -> None:
         contract = self.state.contract
         assert contract is not None
-        see = lambda: variables(call, contract, rules.environment)  # noqa: E731
-        requirement = rules.approvals.requirement(contract, decision, see)
+        requirement = await rules.approvals.required(call, contract, decision, rules.environment)
         if requirement is None:
             await self._record(body)
             return

@@ -20,7 +20,7 @@ from urllib.parse import unquote
 
 from ringfence.core import aio, canonical
 from ringfence.core.errors import OutcomeUnknown, Refused, StoreError, Unavailable, UpstreamFailed, WorkProgress
-from ringfence.core.expression import variables
+from ringfence.core.expression import variables, while_others_are_served
 from ringfence.core.model import (
     SYSTEM,
     Answer,
@@ -136,7 +136,7 @@ class Pipeline:
         contract = self._contract(rules, state)  # 3 contract
         await self._judge(rules, state, contract)  # 4 policy
         call = state.call  # as it goes on
-        key = state.key = self._key(rules, state, contract)  # 5 idempotency
+        key = state.key = await self._key(rules, state, contract)  # 5 idempotency
         patience = idempotency.KeyWait.of(contract)
         if key is not None:
             replayed = await self._earlier(rules, state, key, patience)
@@ -346,12 +346,17 @@ class Pipeline:
                 rules.permissions.require_scope(state.call.principal, each.name)
             call = replace(state.call, tool=each.name, arguments=arguments)
             decision = await rules.policy.decided(call, each)
-            asks = rules.approvals.asked_by(each, partial(variables, call, each, rules.environment))
+            asks = await self._asked_by(rules, call, each)
             state.decision = joined(state.decision, decision, each.name, asks)
             _require_allowed(state.decision)
             # It would be in a session, with the code in whichever way the program takes it.
             inside = {"session": "", **dict.fromkeys(KIT[tool].one_of[:1], "")}
             self._dispatcher.check(replace(call, arguments=inside), each, decision)
+
+    @staticmethod
+    async def _asked_by(rules: Rulebook, call: Call, contract: Contract) -> tuple[str, ...]:
+        see = partial(variables, call, contract, rules.environment)
+        return await while_others_are_served(call, partial(rules.approvals.asked_by, contract, see))
 
     async def _as_opening(self, rules: Rulebook, state: CallState, name: str) -> None:
         """Each fork is a session like the one it is made from: what policy, the contract and people demand of the
@@ -367,21 +372,22 @@ class Pipeline:
         rules.permissions.of(call.principal).require_tool(call, ())
         rules.permissions.require_scope(call.principal, opening.name)
         decision = await rules.policy.decided(call, opening)
-        asks = rules.approvals.asked_by(opening, partial(variables, call, opening, rules.environment))
+        asks = await self._asked_by(rules, call, opening)
         state.decision = joined(state.decision, decision, opening.name, asks)
         _require_allowed(state.decision)
 
     # ── 5 idempotency ─────────────────────────────────────────────────────────────────────────────
 
-    def _key(self, rules: Rulebook, state: CallState, contract: Contract) -> IdempotencyKey | None:
+    async def _key(self, rules: Rulebook, state: CallState, contract: Contract) -> IdempotencyKey | None:
         if state.call.idempotency_key is None and contract.idempotent_key is None:
             return None
         digest = canonical.digest([state.arguments_digest, contract.name])
-        see = lambda: variables(state.call, contract, rules.environment)  # noqa: E731
+        see = partial(variables, state.call, contract, rules.environment)
         spec = rules.servers.get(contract.server or "")
         server = None if spec is None else [spec.name, spec.url, list(spec.command), spec.cwd]
         place = canonical.digest([rules.environment, contract.tool, server])
-        return self._keys.key(state.call, contract, place, digest, see)
+        make = partial(self._keys.key, state.call, contract, place, digest, see)
+        return make() if contract.idempotent_key is None else await while_others_are_served(state.call, make)
 
     async def _earlier(
         self, rules: Rulebook, state: CallState, key: IdempotencyKey, patience: idempotency.KeyWait
@@ -434,8 +440,7 @@ class Pipeline:
     ) -> Grant:
         """Consume the approval, take the key and write *started*, in one transaction."""
         assert state.decision is not None
-        see = lambda: variables(state.call, contract, rules.environment)  # noqa: E731
-        requirement = rules.approvals.requirement(contract, state.decision, see)
+        requirement = await rules.approvals.required(state.call, contract, state.decision, rules.environment)
         if requirement is not None and call_meta.FREE_TEXT in state.call.traced:
             state.drop_trace(call_meta.FREE_TEXT, "approval")
         digest = await self._approval(rules, state, requirement, channel) if requirement is not None else ""
@@ -566,7 +571,7 @@ class Pipeline:
             await self._judge(now, fresh, fresh.contract)
         except Refused:
             return False
-        return approval_binding.judged(now, fresh) == approval_binding.judged(rules, state)
+        return await approval_binding.judged(now, fresh) == await approval_binding.judged(rules, state)
 
     def _rules_in_force(self, rules: Rulebook, state: CallState) -> Rulebook:
         """The rules for what a call that runs goes on with. Raises Refused where they make it another call."""

@@ -19,8 +19,7 @@ from urllib.parse import unquote
 import re2
 
 from ringfence.core import canonical
-from ringfence.core.aio import in_thread
-from ringfence.core.expression import Expression, ExpressionError, variables
+from ringfence.core.expression import Expression, ExpressionError, variables, while_others_are_served
 from ringfence.core.invisible import folded
 from ringfence.core.model import Action, Call, Contract, Decision, Json, Mode, Principal, Rule, Shadow
 from ringfence.core.record import dataclass
@@ -44,8 +43,6 @@ _MANY = 32
 """From so many texts on, a pattern is first tried on all of them together."""
 _MOST_SEARCHES = 2_000_000
 """So many texts may rules have to look at one by one for one call: some seconds of work."""
-_LONG = 65_536
-"""Characters of arguments, each value counted as 16 more, from which on a decision is made in a thread of its own."""
 _CACHED = 4096
 _LONGEST_CACHED = 512
 """Calls name resources as they like, so what is remembered by name is bounded, in number and in length."""
@@ -549,9 +546,7 @@ class Policy:
 
     async def decided(self, call: Call, contract: Contract) -> Decision:
         """The same as `decide`, while others are served."""
-        if canonical.is_light((call.arguments, call.inputs, call.meta), _LONG):
-            return self.decide(call, contract)
-        return await in_thread(partial(self.decide, call, contract))
+        return await while_others_are_served(call, partial(self.decide, call, contract))
 
     def _decide_by_names(self, call: Call, contract: Contract, others: Iterable[str]) -> Decision:
         """The same for what has several names: a rule allows by the one that was used, and restricts by any."""
