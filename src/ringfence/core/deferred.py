@@ -49,6 +49,7 @@ _OURS = (
     "sandbox.files.inputs",
     "sandbox.files.paths",
     "sandbox.files.walk",
+    "sandbox.process.guest_code",
     "sandbox.process.shown",
     "sandbox.process.untrusted_reply",
     "sandbox.tools.files",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 
 from ringfence.core.box import BoxReport, BoxSpec, Limits, Program
@@ -16,13 +18,16 @@ METHODS = ("spawn", "forkserver")
 ROOMY = Limits(wall_seconds=120, processes=64)
 
 
-async def ran(backend: ProcessBackend, source: str, *, name: str = "-c") -> BoxReport:
-    return await backend.run(BoxSpec(Program("python", source.encode(), name=name), ROOMY))
+async def ran(
+    backend: ProcessBackend, source: str, *, name: str = "-c", layout: Literal["shared", "fresh"] = "shared"
+) -> BoxReport:
+    return await backend.run(BoxSpec(Program("python", source.encode(), name=name), ROOMY, layout=layout))
 
 
+@pytest.mark.parametrize("layout", ["shared", "fresh"])
 @pytest.mark.parametrize("method", METHODS)
 async def test_new_processes_find_the_functions_of_a_program_that_came_as_text(
-    backend: ProcessBackend, method: str
+    backend: ProcessBackend, method: str, layout: Literal["shared", "fresh"]
 ) -> None:
     source = f"""
 import multiprocessing
@@ -35,7 +40,7 @@ def square(x):
 with multiprocessing.get_context({method!r}).Pool(2) as pool:
     print([tuple(pair) for pair in pool.map(square, range(5))])
 """
-    report = await ran(backend, source)
+    report = await ran(backend, source, layout=layout)
     assert report.stdout.text == "once\n[(0, 0), (1, 1), (2, 4), (3, 9), (4, 10)]\n"
     assert (report.exit_status, report.stderr.text) == (0, "")
 
@@ -76,6 +81,7 @@ with multiprocessing.get_context("spawn").Pool(1) as pool:
 async def test_a_program_that_names_its_file_has_one(backend: ProcessBackend) -> None:
     source = "import os\nprint(os.path.dirname(__file__), 'print' in open(__file__).read())"
     assert (await ran(backend, source)).stdout.text == "/workspace True\n"
+    assert (await ran(backend, source, layout="fresh")).stdout.text == "/workspace True\n"
     silent = "import os\nprint([name for name in os.listdir() if name.endswith('.py')])"
     assert (await ran(backend, silent)).stdout.text == "[]\n"
 
@@ -123,3 +129,28 @@ def test_only_definitions_are_repeated(fresh: Interpreter) -> None:
     fresh("path = spawning.get_preparation_data('')['init_main_from_path']")
     named = "sorted(name for name in runpy.run_path(path) if not name.startswith('__'))"
     assert fresh(named).text == "['C', 'f', 'runpy', 'said', 'spawning', 'x', 'y']"
+
+
+async def test_an_interpreter_that_is_started_by_exec_shows_values_and_quotes_the_program(
+    backend: ProcessBackend,
+) -> None:
+    source = """
+import os, sys, traceback
+try:
+    1 / 0
+except ZeroDivisionError:
+    traceback.print_exc()
+print(os.getppid(), sys.argv, sys.path[0], [name for name in sys.modules if "ringfence" in name])
+display(7)
+6 * 7
+"""
+    program = Program("python", source.encode(), ("a",), cell=True)
+    report = await backend.run(BoxSpec(program, ROOMY, layout="fresh"))
+    assert [each.data["text/plain"] for each in report.shown] == ["7", "42"]
+    assert report.stdout.text == "1 ['-c', 'a']  []\n"
+    assert "begin()" not in report.stderr.text and 'File "<string>", line 4' in report.stderr.text
+    failed = await ran(backend, "def f():\n    1 / 0\nf()", layout="fresh")
+    assert [line for line in failed.stderr.text.splitlines() if "File" in line] == [
+        '  File "<string>", line 3, in <module>',
+        '  File "<string>", line 2, in f',
+    ]

@@ -16,10 +16,11 @@ from ringfence.core.box import BoxReport, Captured, Program
 from ringfence.core.errors import Unavailable
 from ringfence.core.sessions import Command, Tell
 from ringfence.core.system import interpreter
+from ringfence.sandbox.process import guest_code
 from ringfence.sandbox.process.box import BoxMember
 from ringfence.sandbox.process.box_usage import descendants
 from ringfence.sandbox.process.memory_file import memory_file
-from ringfence.sandbox.process.run import python_words, read_at_start
+from ringfence.sandbox.process.run import read_at_start
 from ringfence.sandbox.process.step import Step, StepBox, box_report, termination_of
 from ringfence.sandbox.process.streams import new_input, new_pipe
 
@@ -55,13 +56,13 @@ class RunningCommand:
             given = self._terminal(*command.pty) if command.pty is not None else self._pipes()
             if command.source is not None:
                 order |= {"kind": "python", "name": command.name}
-                given.append(memory_file(command.source))
                 path = self._home.interpreter_path
                 if path is None and read_at_start(command.env):
                     path = str(interpreter())
+                program = Program("python", command.source, command.argv, command.name)
                 if path is not None:
-                    program = Program("python", command.source, command.argv, command.name)
-                    order |= {"kind": "fresh", "argv": [path, *python_words(program)]}
+                    order |= {"kind": "fresh", "argv": [path, *guest_code.words(program)]}
+                given.append(memory_file(command.source if path is None else guest_code.of_program(program)))
             self._member.order(order, given)
         except OSError as exc:
             self._step.finish()

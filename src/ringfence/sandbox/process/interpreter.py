@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import marshal
 import os
 import signal
 import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from ringfence.core.aio import finished
 from ringfence.core.box import BoxReport, Limits
 from ringfence.core.errors import OutcomeUnknown, SetUpFailed, Unavailable
 from ringfence.core.sessions import Cell, CellReport, OnShown, Tell, discard_output, discard_value
+from ringfence.sandbox.process import guest_code
 from ringfence.sandbox.process.box import BoxMember, ProcessExit
-from ringfence.sandbox.process.guest import later
 from ringfence.sandbox.process.limit_watch import Termination
 from ringfence.sandbox.process.memory_file import memory_file
 from ringfence.sandbox.process.run import INLINE
@@ -52,30 +49,18 @@ _O_ASYNC = 0o20000
 _SO_RCVTIMEO = 20
 _RECEIVING_PLACE = b"skb_wait"
 """Part of the name of the kernel function in which a thread waits for a message."""
-_CODE_FD = 3
 _CHANNEL_FD = 4
-"""Descriptors of a new interpreter: its code, and its channel to the supervisor."""
+"""The descriptor of a new interpreter's channel to the supervisor, beside that of its code."""
 _READY = b"ready"
 _START_SECONDS = 30.0
 _LAST_WORDS = 2000
-_GUEST_PACKAGE = "ringfence.sandbox.process.guest"
-_GUEST_MODULES = ("mainfile", "later", "source", "display", "runner", "claims", "repl")
-"""Each after those that it needs."""
 _BOOT = f"""\
-import sys
-if not sys.flags.safe_path:
-    del sys.path[0]  # until ours are loaded, no modules are found in the working folder
-sys.orig_argv = sys.orig_argv[:1]
+{guest_code.LOAD}
 def begin():
-    import _socket, marshal
-    with open({_CODE_FD}, "rb") as file:
-        parts = marshal.load(file)
-    for name, code in parts:
-        module = sys.modules[name] = type(sys)(name)
-        if code is not None:
-            exec(code, module.__dict__)
-    sys.modules["{_GUEST_PACKAGE}.runner"].forget_ourselves()
-    return module.serve, _socket.socket(fileno={_CHANNEL_FD})
+    import _socket
+    with open({guest_code.CODE_FD}, "rb") as file:
+        repl = load(file)
+    return repl.serve, _socket.socket(fileno={_CHANNEL_FD})
 serve, channel = begin()
 serve(channel, ready={_READY!r})
 """
@@ -132,7 +117,7 @@ class Interpreter:
         self._member.on_message = over
         self._member.ended.add_done_callback(over)
         nothing = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-        code = memory_file(_guest_code())
+        code = memory_file(guest_code.of_cells())
         order = {"kind": "exec_interpreter", "argv": [path, "-c", _BOOT], "env": dict(self._home.env)}
         try:
             self._member.order(order, [nothing, nothing, nothing, code])
@@ -465,19 +450,3 @@ def _is_our_channel(pid: int, descriptor: int) -> bool:
 
 
 # ── Code for an interpreter started by exec ───────────────────────────────────────────────────────
-
-
-@cache
-def _guest_code() -> bytes:
-    """The guest modules, compiled for an interpreter of the same version as this one."""
-    parts: list[tuple[str, object]] = [
-        (name, None) for name in ("ringfence", "ringfence.sandbox", "ringfence.sandbox.process", _GUEST_PACKAGE)
-    ]
-    folder = Path(__file__).with_name("guest")
-    for name in _GUEST_MODULES:
-        source = (folder / f"{name}.py").read_bytes()
-        if name == "later":
-            kept = {each: (folder / f"{each}.py").read_bytes() for each in later.MODULES}
-            source += f"\nSOURCES.update({kept!r})\n".encode()
-        parts.append((f"{_GUEST_PACKAGE}.{name}", compile(source, f"<{name}>", "exec", dont_inherit=True)))
-    return marshal.dumps(parts)

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Any
 
-from ringfence.core.box import BoxReport, BoxSpec, Ended, FileFact, Limit, OnOutput, Program, Usage
+from ringfence.core.box import BoxReport, BoxSpec, Ended, FileFact, Limit, OnOutput, Usage
 from ringfence.core.errors import Unavailable
 from ringfence.core.model import Json
 from ringfence.core.record import dataclass
 from ringfence.sandbox.files import inputs as input_files
-from ringfence.sandbox.process import output_files, shown
+from ringfence.sandbox.process import guest_code, output_files, shown
 from ringfence.sandbox.process.box import Box, ProcessExit
 from ringfence.sandbox.process.limit_watch import RunWatch, Termination, has_long_file, killed_by
 from ringfence.sandbox.process.memory_file import memory_file
@@ -92,7 +92,9 @@ class ProgramRun:
             given.append(new_input(program.stdin, unexecutable=self.spec.programs is not None))
             self.output.open_pipes(given)
             order = self._order()
-            if program.kind == "python" and (len(program.source) > INLINE or order["kind"] == "fresh"):
+            if order["kind"] == "fresh":
+                given.append(memory_file(guest_code.of_program(program)))
+            elif program.kind == "python" and len(program.source) > INLINE:
                 given.append(memory_file(program.source))
             elif program.kind == "python":
                 order["source"] = program.source
@@ -109,7 +111,7 @@ class ProgramRun:
         program = self.spec.program
         spec = self.spec
         if program.kind == "python" and spec.layout == "fresh":
-            argv = [self.interpreter, *python_words(program)]
+            argv = [self.interpreter, *guest_code.words(program)]
             kind = "fresh"
         else:
             argv = list(program.argv)
@@ -205,17 +207,6 @@ class ProgramRun:
         return "exited", os.WEXITSTATUS(ended.status), None, watch.survived_limit()
 
 
-_FROM_DESCRIPTOR = "with open(3, 'rb') as f: f = f.read()\nexec(compile(f, '<string>', 'exec', dont_inherit=True))"
-
-
 def read_at_start(*environments: Mapping[str, str]) -> bool:
     """Whether a variable has an effect only in an interpreter that is started with it, and none in one that runs."""
     return any(name.startswith(_READ_AT_START) for env in environments for name in env)
-
-
-def python_words(program: Program) -> list[str]:
-    """The arguments that tell a new interpreter where its program is, which may be longer than any argument."""
-    if program.name != "-c":
-        return [program.name, *program.argv]
-    short = len(program.source) < INLINE and b"\0" not in program.source
-    return ["-c", os.fsdecode(program.source) if short else _FROM_DESCRIPTOR, *program.argv]

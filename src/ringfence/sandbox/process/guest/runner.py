@@ -127,7 +127,7 @@ class GuestProgram:
             trace = trace.tb_next
         self._leave_out_ours(trace)
         exc.__traceback__ = trace
-        self._show_lines()
+        self.show_lines()
         self._status = 1
         self._interrupted = isinstance(exc, KeyboardInterrupt)
         sys.last_type = type(exc)
@@ -168,7 +168,7 @@ class GuestProgram:
             _say("\nOriginal exception was:\n")
             sys.__excepthook__(type(exc), exc, exc.__traceback__)
 
-    def _show_lines(self) -> None:
+    def show_lines(self) -> None:
         """Let tracebacks quote a program that is in no file, as the interpreter does from 3.13 on."""
         if self._shown == "<string>" and sys.version_info >= (3, 13):
             import linecache  # noqa: PLC0415 - only for a program that failed

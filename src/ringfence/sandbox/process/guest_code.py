@@ -1,0 +1,92 @@
+"""Our code for interpreters that are started by exec: a box does not see our source, so they read it from a descriptor,
+compiled.
+"""
+
+from __future__ import annotations
+
+import marshal
+from functools import cache
+from pathlib import Path
+
+from ringfence.core.box import Program
+from ringfence.sandbox.process.guest import later
+
+CODE_FD = 3
+"""Where a new interpreter finds its code."""
+_PACKAGE = "ringfence.sandbox.process.guest"
+_OF_PROGRAMS = ("mainfile", "later", "source", "runner")
+_OF_CELLS = ("mainfile", "later", "source", "display", "runner", "claims", "repl")
+"""Each after those that it needs; the last is the one that is wanted."""
+LOAD = f"""\
+import sys
+if not sys.flags.safe_path:
+    del sys.path[0]  # until ours are loaded, no modules are found in the working folder
+sys.orig_argv = sys.orig_argv[:1]
+def load(file):
+    import marshal
+    for name, code in marshal.load(file):
+        module = sys.modules[name] = type(sys)(name)
+        if code is not None:
+            exec(code, module.__dict__)
+    sys.modules["{_PACKAGE}.runner"].forget_ourselves()
+    return module
+"""
+"""Defines a function that loads our code from a file, and returns the module that is wanted."""
+_RUN = f"""\
+{LOAD}
+def begin():
+    import marshal
+    with open({CODE_FD}, "rb") as file:
+        runner, order = load(file), marshal.load(file)
+    runner.name_a_parent()
+    program = runner.GuestProgram()
+    if sys.flags.safe_path:
+        del sys.path[0]
+    program.take(order["source"], "-c", order["argv"], cell=order["cell"])
+    if sys.version_info >= (3, 13):
+        program.show_lines()  # or those of this text would be quoted
+    return program, runner.os._exit
+program, leave = begin()
+try:
+    exec(program.code(), program.namespace)
+    if program.last is not None:
+        program.answer(eval(program.last, program.namespace))
+except BaseException as exc:
+    program.failed(exc)
+leave(program.finish())
+"""
+
+
+def of_cells() -> bytes:
+    """What `LOAD` reads for an interpreter that serves cells."""
+    return _compiled(_OF_CELLS)
+
+
+def of_program(program: Program) -> bytes:
+    """What a new interpreter reads from its descriptor: a program that came as text, after what runs it. A program
+    that is to lie in a file is only put there."""
+    if program.name != "-c":
+        return program.source
+    order = {"source": program.source, "argv": list(program.argv), "cell": program.cell}
+    return _compiled(_OF_PROGRAMS) + marshal.dumps(order)
+
+
+def words(program: Program) -> list[str]:
+    """The arguments of a new interpreter that runs a program."""
+    return [program.name, *program.argv] if program.name != "-c" else ["-c", _RUN, *program.argv]
+
+
+@cache
+def _compiled(modules: tuple[str, ...]) -> bytes:
+    """Modules of the guest, compiled for an interpreter of the same version as this one."""
+    parts: list[tuple[str, object]] = [
+        (name, None) for name in ("ringfence", "ringfence.sandbox", "ringfence.sandbox.process", _PACKAGE)
+    ]
+    folder = Path(__file__).with_name("guest")
+    for name in modules:
+        source = (folder / f"{name}.py").read_bytes()
+        if name == "later":
+            kept = {each: (folder / f"{each}.py").read_bytes() for each in later.MODULES}
+            source += f"\nSOURCES.update({kept!r})\n".encode()
+        parts.append((f"{_PACKAGE}.{name}", compile(source, f"<{name}>", "exec", dont_inherit=True)))
+    return marshal.dumps(parts)
