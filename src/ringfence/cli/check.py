@@ -218,7 +218,7 @@ async def accept_definitions(settings: Config, yes: bool, told: Json | None) -> 
                 if told is not None:
                     told["unreachable"].append({"server": server.name, "problem": str(exc)})
                 continue
-            offered, wrong = await app.offerable(server.name, shown)
+            offered, wrong = await app.pins.offerable(server.name, shown)
             changes.extend(_changes(app, server, offered))
             if told is not None:
                 told["left_out"] += [{"server": server.name, "problem": each} for each in wrong]
@@ -247,7 +247,7 @@ async def _settle(app: App, settings: Config, changes: list[Change], yes: bool, 
         return False
     user = identity.os_user()
     person = identity.person_of(settings.people, user)
-    await app.accept([change.new for change in changes], person.name if person is not None else user)
+    await app.pins.accept([change.new for change in changes], person.name if person is not None else user)
     if told is not None:
         for entry in told["definitions"]:
             entry["accepted"] = True
@@ -269,7 +269,7 @@ def _changes(app: App, server: ServerSpec, offered: list[Definition]) -> Iterato
     """Definitions that the configuration uses and that are not accepted yet. A tool without a contract is not used."""
     rows = app.store.reader().accepted({server.name: server})
     pins = {(row.definition.kind, row.definition.name): row.definition for row in rows}
-    used = app.uses(server.name)
+    used = app.pins.uses(server.name)
     for definition in offered:
         old = pins.get((definition.kind, definition.name))
         if used(definition) and (old is None or old.digest != definition.digest):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +30,7 @@ from ringfence.config import Config
 from ringfence.core import canonical
 from ringfence.core.box import BoxSpec, Program
 from ringfence.core.errors import ConfigError, Refused, RingfenceError, StoreError, Unavailable
-from ringfence.core.model import Call, Contract, Definition, Issuer, Json, Outcome, Principal, ServerSpec, Transport
+from ringfence.core.model import Call, Contract, Definition, Issuer, Json, Outcome, Principal, ServerSpec
 from ringfence.core.ports import Channel, UpstreamRequest, WarmableBackend
 from ringfence.front import entries
 from ringfence.front.http import HttpFront
@@ -40,17 +39,18 @@ from ringfence.front.refusals import Refusals
 from ringfence.front.stdio import StdioFront
 from ringfence.governance.approvals import ALWAYS, Approvals, QuestionPlaces, Requirement
 from ringfence.governance.budget import Budget
-from ringfence.governance.contract import GONE, Catalog, Schemas, Standing
+from ringfence.governance.contract import Catalog, Schemas
 from ringfence.governance.dispatch import Dispatcher, DispatchTargets
 from ringfence.governance.guard import Guard, signed
 from ringfence.governance.permission import Permissions
+from ringfence.governance.pins import DefinitionPins
 from ringfence.governance.pipeline import Pipeline
 from ringfence.governance.policy import Policy
-from ringfence.governance.rulebook import Rulebook, allowed_item, implicit_contract
+from ringfence.governance.rulebook import Rulebook, implicit_contract
 from ringfence.governance.uris import normal_uri
 from ringfence.sandbox.tools.executor import Executor
 from ringfence.sandbox.tools.toolkit import SERVER
-from ringfence.store import FIRST_USE, PinRow, Store, Transaction, Unproven
+from ringfence.store import Store, Transaction, Unproven
 from ringfence.store.clock import Leap, farthest
 from ringfence.upstream.pool import ConnectionPool, ServerAccess
 
@@ -59,18 +59,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ringfence")
 
-_NAME_LENGTH = 300
-_MOST_FIELDS = 50
-_LONGEST_DEFINITION = 262_144
-_MOST_CHANGES = 100
-"""Changed definitions of one server that are each on record at once; of the rest, how many there were."""
-_CHANGE_SECONDS = 300.0
-"""After so long, one more is."""
-_MOST_TOLD = 10
-"""Definitions of one listing that the log names as left out."""
-_MOST_FIRST_USE = 3000
-"""Definitions of one server that are accepted without a person: what it lists, and some that it listed before."""
-_GONE_SECONDS = 86400.0
 _RETAIN_SECONDS = 3600.0
 _LEAPT = (
     "the clock is far past the newest record: nothing is pruned by gateway.retention until this gateway has run for a"
@@ -79,29 +67,6 @@ _LEAPT = (
 _WATCH_SECONDS = 2.0
 _KNOWN_SECONDS = 20.0
 """How long after its start a gateway lets requests wait for servers of which nothing was accepted before."""
-
-
-class ChangePace:
-    """How many changed definitions of one server are each on record. The others are counted, with the next that is: a
-    server that changes them again and again does not fill the log."""
-
-    def __init__(self) -> None:
-        self._left = float(_MOST_CHANGES)
-        self._at: float | None = None
-        self.counted = 0
-
-    def admit(self, changes: int, now: float) -> tuple[int, int]:
-        """Of so many, how many are each put on record, and how many are counted beside them, those before included."""
-        if self._at is not None:
-            self._left = min(_MOST_CHANGES, self._left + (now - self._at) / _CHANGE_SECONDS)
-        self._at = now
-        told = min(changes, int(self._left))
-        self._left -= told
-        self.counted += changes - told
-        more = self.counted if told else 0
-        if told:
-            self.counted = 0
-        return told, more
 
 
 class App:
@@ -125,11 +90,7 @@ class App:
         self.tokens = identity.TokenCheck(lambda ident: self.store.reader().token(ident))
         self.agent: Principal = self._local_agent(settings)
         self._schemas = Schemas()
-        self._live: dict[str, dict[tuple[str, str], Definition]] = {}
         self._places = QuestionPlaces()
-        self._changes: dict[str, ChangePace] = {}
-        self._unfit: dict[str, list[str]] = {}
-        """By server: which of its definitions are not offered, and why, as the operator was told."""
         self._doubts: frozenset[str] = frozenset()
         """What the operator was told of tools that several servers have."""
         self.pool = ConnectionPool(
@@ -149,6 +110,8 @@ class App:
         self.dispatcher = Dispatcher(self.pool, DispatchTargets(settings.servers, settings.networks))
         self._provide_boxes(settings)
         self._guard = Guard(self._schemas.result_problem, self.secrets.shown)
+        self.pins = DefinitionPins(store, self._guard, lambda each: entries.problem(each.kind, each.body))
+        self.pins.use(settings.servers, settings.contracts)
         self.pipeline = Pipeline(store, self._rulebook(settings), self.dispatcher, self._guard, Budget())
         self.front = McpFront(self.pipeline, self.pool, group, __version__)
         self.front.refusals = Refusals(store)
@@ -194,7 +157,7 @@ class App:
                         app.front.close()
                         with anyio.CancelScope(shield=True):
                             await app.front.refusals.flush()
-                            await app.record_counted_changes()
+                            await app.pins.record_counted_changes()
                             await app.end_boxes()
                 group.cancel_scope.cancel()
         finally:
@@ -232,7 +195,7 @@ class App:
 
     async def connect_meanwhile(self, servers: Iterable[str]) -> None:
         """The same while requests are answered: those wait a while for servers of which nothing is known yet."""
-        unknown = {name for name in servers if not self._accepted(name)}
+        unknown = {name for name in servers if not self.pins.accepted(name)}
         known = anyio.Event()
         # From now on, not from each request: a server that does not come up must not slow down every one of them.
         until = anyio.current_time() + _KNOWN_SECONDS
@@ -256,172 +219,9 @@ class App:
 
     async def _look_at(self, server: str) -> None:
         try:
-            await self.learn(server, await self.pool.definitions(server, self.agent))
+            await self.pins.learn(server, await self.pool.definitions(server, self.agent))
         except RingfenceError as exc:
             log.warning("server %s is not available: %s", server, exc)
-
-    def uses(self, server: str) -> Callable[[Definition], bool]:
-        """Tells which of a server's definitions the configuration offers; the others are neither accepted nor kept."""
-        spec = self.config.servers[server]
-        contracts = [c for c in self.config.contracts.values() if c.transport is Transport.MCP]
-        tools = {c.tool for c in contracts if c.server in (None, server)}
-        return lambda d: d.name in tools if d.kind == "tool" else allowed_item(spec, "prompt", d.name)
-
-    async def learn(self, server: str, definitions: Sequence[Definition]) -> None:
-        """Compare what a server shows with what was accepted; pin what may be pinned on first use."""
-        definitions, _ = await self.offerable(server, definitions)
-        rows = self._accepted(server)
-        pinned = {(row.definition.kind, row.definition.name): row.definition for row in rows}
-        known = self._live.get(server, {})
-        self._live[server] = {(d.kind, d.name): d for d in definitions}
-        fresh: list[Definition] = []
-        changed: list[tuple[Definition, Definition]] = []
-        used = self.uses(server)
-        for definition in definitions:
-            place = (definition.kind, definition.name)
-            old = pinned.get(place)
-            if old is None:
-                if used(definition):
-                    fresh.append(definition)
-            elif old.digest != definition.digest and (place not in known or known[place].digest != definition.digest):
-                changed.append((old, definition))
-        if fresh and self.config.servers[server].pins == "first_use":
-            await self._accept_at_first_use(server, fresh, rows)
-        if changed:
-            await self._changed(server, changed)
-
-    def _accepted(self, server: str) -> list[PinRow]:
-        spec = self.config.servers.get(server)
-        return [] if spec is None else self.store.reader().accepted({server: spec})
-
-    async def offerable(self, server: str, definitions: Sequence[Definition]) -> tuple[list[Definition], list[str]]:
-        """Those that can be offered, and what is wrong with the others, which count as not shown. They are looked at
-        beside the loop, in the order in which a server shows them: it decides how long and how many they are."""
-        out, wrong = await self._guard.aside.do(server, partial(self._looked_at, list(definitions)))
-        if wrong and wrong != self._unfit.get(server):
-            for each in wrong[:_MOST_TOLD]:
-                log.warning("server %s: it is left out of what is offered: %s", server, each)
-            if len(wrong) > _MOST_TOLD:
-                log.warning("server %s: %d more are left out as well", server, len(wrong) - _MOST_TOLD)
-        self._unfit[server] = wrong
-        return out, wrong
-
-    def _looked_at(self, definitions: list[Definition]) -> tuple[list[Definition], list[str]]:
-        out: list[Definition] = []
-        wrong: list[str] = []
-        for definition in definitions:
-            problem = self._unfitness(definition)
-            if problem is None:
-                out.append(definition)
-            else:
-                named = self._guard.message(definition.name, most=_NAME_LENGTH)
-                wrong.append(f"{definition.kind} {named}: {self._guard.message(problem, most=_NAME_LENGTH)}")
-        return out, wrong
-
-    def _unfitness(self, definition: Definition) -> str | None:
-        """Why a definition is not offered: it is longer than any that a model could read; it holds a known secret,
-        since an accepted one is kept and its name is shown as it is; or it is none by the protocol, for which clients
-        would refuse the whole list."""
-        size = len(canonical.message(definition.body, "surrogatepass"))
-        if size > _LONGEST_DEFINITION:
-            return f"it has {size:,} bytes, and may have {_LONGEST_DEFINITION:,}"
-        if self._guard.holds_secret({"name": definition.name, "body": definition.body}):
-            return "a secret stands in it"
-        return entries.problem(definition.kind, definition.body)
-
-    async def _accept_at_first_use(self, server: str, fresh: list[Definition], rows: list[PinRow]) -> None:
-        """Pin what a server shows, up to a number; what it showed long ago and nobody relies on makes room."""
-        mine = [row for row in rows if not row.by_person]
-        excess = len(mine) + len(fresh) - _MOST_FIRST_USE
-        if excess > 0:
-            late = time.time() - _GONE_SECONDS
-            used = self.uses(server)
-            shown = self._live[server]
-
-            def relied_on(row: PinRow) -> bool:
-                definition = row.definition
-                named = definition.kind == "tool" and used(definition)
-                return named or row.bound is not None or (definition.kind, definition.name) in shown
-
-            gone = [row for row in mine if row.at < late and not relied_on(row)]
-            oldest = [row.definition for row in sorted(gone, key=lambda row: row.at)[:excess]]
-            if oldest:
-                await self.store.write(lambda tx: tx.drop_pins(server, oldest), durable=True)
-            left_out = excess - len(oldest)
-            if left_out > 0:
-                fresh = fresh[: max(0, len(fresh) - left_out)]
-                log.error(
-                    "server %s: %d definitions are not accepted on first use, since %d were: ringfence check --accept",
-                    *(server, left_out, _MOST_FIRST_USE),
-                )
-        if fresh:
-            await self.accept(fresh, FIRST_USE)
-
-    async def accept(self, definitions: Sequence[Definition], by: str) -> None:
-        """Pin definitions, on record. If a person does, capabilities that name no server follow, unless they rely on a
-        definition of another server that a person accepted as well and that is still there."""
-        named = [self._guard.message(each.name, most=_NAME_LENGTH) for each in definitions]
-        now = time.time()
-        rows = [] if by == FIRST_USE else self.store.reader().pinned()
-        left = {row.definition.name: row.definition.server for row in rows if self._gives_way(row)}
-
-        def put(tx: Transaction) -> None:
-            for definition, name in zip(definitions, named, strict=True):
-                tx.put_pin(definition, by, now, name)
-                before = left.get(definition.name) if definition.kind == "tool" else None
-                if before not in (None, definition.server):
-                    tx.bind_pin(definition.server, definition.name, instead_of=before)
-
-        await self.store.write(put, durable=True)
-
-    def _gives_way(self, row: PinRow) -> bool:
-        """Whether capabilities rely on a tool that no person accepted, or that its server does not show any more."""
-        server = row.definition.server
-        if row.bound is None or server not in self.config.servers:
-            return False
-        shown = self._live.get(server)
-        return not row.by_person or (shown is not None and ("tool", row.definition.name) not in shown)
-
-    async def _changed(self, server: str, changes: list[tuple[Definition, Definition]]) -> None:
-        """Put it on record that accepted definitions (the old, the new) are no longer what the server shows."""
-        pace = self._changes.setdefault(server, ChangePace())
-        told, more = pace.admit(len(changes), time.monotonic())
-        if not told:
-            return
-        bodies = [self._difference(old, new) for old, new in changes[:told]]
-        for body in bodies:
-            log.warning(
-                "server %s changed its definition of %s; it is hidden until accepted: ringfence check --accept",
-                *(server, body["name"]),
-            )
-        if more:
-            log.warning("server %s changed %d more of its definitions; they are hidden, too", server, more)
-            bodies.append({"server": server, "more": more})
-        await self._record_changes(bodies)
-
-    async def _record_changes(self, bodies: Sequence[Json]) -> None:
-        def put(tx: Transaction) -> None:
-            for body in bodies:
-                tx.append("pin_changed", None, body)
-
-        await self.store.write(put, durable=True)
-
-    async def record_counted_changes(self) -> None:
-        """Put it on record how many changes there were that are not on it: the gateway ends."""
-        left = [{"server": server, "more": pace.counted} for server, pace in self._changes.items() if pace.counted]
-        if left:
-            try:
-                await self._record_changes(left)
-            except StoreError as exc:
-                log.error("that servers changed their definitions could not be recorded: %s", exc)
-
-    def _difference(self, old: Definition, new: Definition) -> Json:
-        body: Json = {"server": new.server, "of": new.kind}
-        body["name"] = self._guard.message(new.name, most=_NAME_LENGTH)
-        body |= {"pinned": old.digest, "seen": new.digest}
-        fields = sorted(k for k in {*old.body, *new.body} if old.body.get(k) != new.body.get(k))
-        body["fields"] = [self._guard.message(field, most=_NAME_LENGTH) for field in fields[:_MOST_FIELDS]]
-        return body
 
     async def _starting(self, spec: ServerSpec, principal: Principal, start: Callable[[], Awaitable[None]]) -> None:
         if spec.url is None and spec.placement == "unsafe_host":
@@ -493,16 +293,8 @@ class App:
         """Put in force what the configuration, the pins and the servers say now, on record where a tool came to a
         server."""
         rules = self._rulebook(self.config)
-        if bindings := rules.catalog.bindings:
-
-            def bind(tx: Transaction) -> None:
-                for tool, server in bindings.items():
-                    tx.bind_pin(server, tool)
-
-            try:
-                await self.store.write(bind, durable=True)
-            except StoreError as exc:
-                log.error("to which servers tools belong could not be recorded: %s", exc)
+        if rules.catalog.bindings:
+            await self.pins.bind(rules.catalog.bindings)
             rules = self._rulebook(self.config)  # another process may have been faster
         for doubt in rules.catalog.doubts:
             if doubt not in self._doubts:
@@ -511,22 +303,7 @@ class App:
         self.pipeline.rules = rules
 
     def _rulebook(self, settings: Config) -> Rulebook:
-        rows = self.store.reader().accepted(settings.servers)
-        pins = [row.definition for row in rows]
-        known = {*self._live, *(pin.server for pin in pins)}
-        live = {(s, d.name): d.digest for s, found in self._live.items() for (k, _), d in found.items() if k == "tool"}
-        tools = {(d.server, d.name): d for d in pins if d.kind == "tool"}
-        standing = {
-            (row.definition.server, row.definition.name): Standing(row.by_person, row.bound)
-            for row in rows
-            if row.definition.kind == "tool"
-        }
-        live |= {key: GONE for key in tools if key[0] in self._live and key not in live}
-        prompts = {
-            (d.server, d.name): d
-            for d in pins
-            if d.kind == "prompt" and self._live.get(d.server, {}).get(("prompt", d.name), d).digest == d.digest
-        }
+        pinned = self.pins.pinned()
         contracts = {**settings.contracts, **own_contracts(settings)}
         given = provision(settings.sandbox) if self._executor is None else self._executor.provision
         own = own_definitions(contracts, given, settings.networks, missing=self._no_boxes)
@@ -534,12 +311,12 @@ class App:
             environment=settings.environment,
             catalog=Catalog(
                 contracts,
-                tools,
-                live=live,
+                pinned.tools,
+                live=pinned.live,
                 schemas=self._schemas,
                 own=own,
-                standing=standing,
-                unseen=settings.servers.keys() - known,
+                standing=pinned.standing,
+                unseen=pinned.unseen,
             ),
             policy=Policy(
                 settings.policy.rules,
@@ -555,7 +332,7 @@ class App:
                 places=self._places,
             ),
             servers=settings.servers,
-            prompts=prompts,
+            prompts=pinned.prompts,
             implicit={
                 **{name: implicit_contract(spec) for name, spec in settings.servers.items()},
                 SERVER: own_lists(settings),
@@ -588,7 +365,7 @@ class App:
         self.agent = self._local_agent(settings)
         self.directory = identity.Directory(settings.agents, settings.people)
         self.pool.replace_servers(settings.servers)
-        self._live = {s: d for s, d in self._live.items() if s in settings.servers}
+        self.pins.use(settings.servers, settings.contracts)
         # In force at once: what was tightened must not wait for a server that is slow to start.
         self.pipeline.rules = self._rulebook(settings)
         if self._executor is not None:
@@ -685,13 +462,15 @@ class App:
         Of one name the first server of the configuration has it, whichever was the first to answer."""
         contracts: dict[str, Contract] = {}
         for server in self.config.servers:
-            found = self._live.get(server)
-            for definition in self.store.reader().pins(server) if found is None else found.values():
+            shown = self.pins.shown(server)
+            for definition in self.store.reader().pins(server) if shown is None else shown:
                 if definition.kind == "tool":
                     contracts.setdefault(definition.name, contract(server, definition.body))
         self.config = replace(self.config, contracts=contracts)
-        for server, found in self._live.items():
-            await self.learn(server, list(found.values()))
+        self.pins.use(self.config.servers, contracts)
+        for server in self.config.servers:
+            if (shown := self.pins.shown(server)) is not None:
+                await self.pins.learn(server, shown)
         await self._enforce()
 
     # ── what servers say unasked ──────────────────────────────────────────────────────────────────
@@ -720,12 +499,11 @@ class App:
             await self._tell(principal, method, shown)
 
     async def _lists_changed(self, server: str, definitions: list[Definition]) -> None:
-        known = self._live.get(server)
-        shown = {(d.kind, d.digest) for d in definitions}
-        if known is not None and {(d.kind, d.digest) for d in known.values()} == shown:
+        known = self.pins.shown(server)
+        if known is not None and {(d.kind, d.digest) for d in known} == {(d.kind, d.digest) for d in definitions}:
             return  # "changed", says the server, and nothing did
         try:
-            await self.learn(server, definitions)
+            await self.pins.learn(server, definitions)
             await self.refresh()
         except RingfenceError as exc:
             # Calls compare what the server shows with the pin anyway; the gateway must not end for this.

@@ -308,7 +308,7 @@ async def _started(taken: TakenOver, request: InitRequest) -> None:
             for plan in taken.kept:
                 try:
                     offered = await app.pool.definitions(plan.name, app.agent)
-                    taken.definitions[plan.name], wrong = await app.offerable(plan.name, offered)
+                    taken.definitions[plan.name], wrong = await app.pins.offerable(plan.name, offered)
                     plan.remarks += [f"Of what it has, this is not offered: {each}" for each in wrong[:_MOST_REMARKS]]
                 except RingfenceError as exc:
                     plan.remarks.append(f"It did not start: {exc}")
@@ -330,7 +330,7 @@ async def _accept(app: App, taken: TakenOver, request: InitRequest) -> None:
         print("Nothing was accepted: `ringfence check --accept` asks again.", file=sys.stderr)
         return
     person = identity.person_of(app.config.people, identity.os_user())
-    await app.accept(found, person.name if person is not None else identity.os_user())
+    await app.pins.accept(found, person.name if person is not None else identity.os_user())
 
 
 def _tools(taken: TakenOver) -> Iterator[str]:
