@@ -1,8 +1,8 @@
-# `make run` starts a gateway with a demo; `make test` checks everything. Both set up what they need first.
+# `make run` starts a gateway with a demo; `make test` checks it. Both set up what they need first.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup run test quick boxless thorough bench hosts lint clean
+.PHONY: help setup run test test-slow quick boxless thorough bench hosts lint clean
 
 # Tests run in this many processes: one more than two cores, because some of them wait.
 JOBS ?= 3
@@ -13,7 +13,8 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo "make setup   a virtual environment in .venv with everything that Ringfence needs"
 	@echo "make run     start a gateway with demo contracts"
-	@echo "make test    lint, types, layers, and all tests (installs test tools into .tools)"
+	@echo "make test    lint, types, layers, and the tests, a quarter of an hour (installs test tools into .tools)"
+	@echo "make test-slow  the tests that are slow by nature: suites and servers of others, long loops, tutorials"
 	@echo "make quick   lint, types, layers, and the tests that need no box, server or browser"
 	@echo "make boxless  what of all that can be tried on a machine that makes no boxes"
 	@echo "make thorough  the tests with generated examples, with thirty times as many of them"
@@ -40,9 +41,18 @@ test:
 	@$(MAKE) --no-print-directory lint .tools/collected
 	@mkdir -p .tools && rm -f .coverage .coverage.*
 	@core=$$($(PYTHON) -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")'); \
-		COVERED=1 COVERAGE_CORE=$$core $(PYTHON) -m pytest -n $(JOBS) | tee .tools/pytest.log
+		COVERED=1 COVERAGE_CORE=$$core $(PYTHON) -m pytest -n $(JOBS) -m 'not slow' | tee .tools/pytest.log
 	@$(PYTHON) -m coverage combine --quiet && $(PYTHON) -m coverage report
+	@echo "left to make test-slow:" $(SLOW)
 	@tail -n 1 .tools/pytest.log
+
+# The files with tests that are slow by nature.
+SLOW = $(shell grep -rlE 'mark\.slow\b' tests --include='test_*.py' | sort)
+
+test-slow:
+	@scripts/setup --tests
+	@mkdir -p .tools
+	@$(PYTHON) -m pytest -n $(JOBS) -m slow $(SLOW) | tee .tools/pytest-slow.log
 
 QUICK := tests/core tests/config tests/audit tests/secrets tests/front tests/test_layout.py \
 	tests/sandbox/files tests/sandbox/tools tests/sandbox/keeper tests/store/test_recovery.py \

@@ -14,6 +14,8 @@ import pytest
 from tests import boxing
 from tests.tooling import ROOT
 
+pytestmark = pytest.mark.slow
+
 _LONGEST = 600
 
 

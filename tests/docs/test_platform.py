@@ -14,6 +14,8 @@ import pytest
 from tests import boxing, tooling
 from tests.cli.terminals import at_terminal
 
+pytestmark = pytest.mark.slow
+
 PAGE = tooling.ROOT / "docs" / "tutorial-platform.md"
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"# ([\w.]+)\n")

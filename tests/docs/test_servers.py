@@ -14,6 +14,8 @@ import pytest
 from tests import boxing
 from tests.tooling import ROOT
 
+pytestmark = pytest.mark.slow
+
 PAGE = ROOT / "docs" / "tutorial-servers.md"
 PACKAGES = ROOT / "docs" / "packages.md"
 IMAGES = ROOT / "docs" / "images.md"

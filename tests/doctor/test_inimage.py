@@ -18,7 +18,7 @@ from tests.boxing import need_boxes
 from tests.doctor.keeping import kept
 from tests.rooting import PYTHON, system_root
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 NOT_IN_AN_IMAGE = {
     "F43": "an image's root is an overlay, and that it is one is looked at in every such box",

@@ -11,7 +11,7 @@ from ringfence.sandbox.process.host.diagnosis import diagnose_refusals
 from tests.boxing import need_boxes
 from tests.doctor.keeping import kept
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 async def test_every_promise_is_kept_after_a_hostile_step() -> None:

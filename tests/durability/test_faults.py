@@ -21,7 +21,7 @@ from tests import tooling
 from tests.durability.stage import Caller, Running, Said, Stage, client
 from tests.durability.tracing import failing
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 WRITES = 27
 """System calls that write for one call of `append`, and some: 11 of *started* and 13 of *finished*, as pages go."""

@@ -17,7 +17,7 @@ from tests import tooling
 from tests.durability.stage import Json, Running, Said, Stage, client
 from tests.durability.tracing import failing
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 ROUNDS = 50
 EXECUTED = (0, 25, 49)

@@ -17,6 +17,8 @@ from tests.gateways import own_tools
 from tests.mcp import gateway
 from tests.mcp.gateway import JSON, Gateway
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).with_name("agent_clients.py")
 PYTHONS = {
     "openai-agents": tooling.agents,

@@ -14,6 +14,8 @@ from tests.gateways import own_tools
 from tests.mcp import gateway
 from tests.mcp.gateway import JSON, Gateway, about, text_of
 
+pytestmark = pytest.mark.slow
+
 NAMES = (
     "test_simple_text",
     "test_tool_with_progress",

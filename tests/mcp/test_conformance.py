@@ -17,6 +17,8 @@ from tests import tooling
 from tests.mcp import gateway
 from tests.mcp.gateway import HANDSHAKE, MODERN
 
+pytestmark = pytest.mark.slow
+
 REQUIRED = {HANDSHAKE: 30, MODERN: 37}
 """How many server scenarios each revision requires; the suite's own list must have as many."""
 

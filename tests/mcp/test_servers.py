@@ -17,7 +17,7 @@ from tests.gateways import own_tools
 from tests.mcp import gateway
 from tests.mcp.gateway import ERAS, JSON, Gateway, about, facts, text_of
 
-pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("mode", ERAS)]
+pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("mode", ERAS), pytest.mark.slow]
 
 
 @dataclass(frozen=True, slots=True)

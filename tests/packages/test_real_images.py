@@ -22,7 +22,7 @@ from tests import boxing
 from tests.packages import images
 from tests.packages.images import Image, Registry, entry, layer
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
+
 from tests import boxing, tooling
+
+pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
 

@@ -20,6 +20,8 @@ from tests.packages.hostile import serving
 from tests.packages.images import Image, Registry, layer
 from tests.packages.servers import PYTHON
 
+pytestmark = pytest.mark.slow
+
 VALUE = "q8Zk2mP0vX7tR4wL9sB1"
 WANTS = {
     "--config.entrypoint": ["python3", "/app/server.py"],
