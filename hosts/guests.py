@@ -9,10 +9,11 @@ Machine = Literal["amd64", "arm64"]
 # How control groups are had: v2 and v1 as systemd sets them up, or not at all under an init that mounts none.
 Groups = Literal["v2", "v1", "none"]
 
-# What depends on the host: the kernel, its security modules and its control groups.
-HOST_CLASSES = "F,P,D,K,G,I"
+# The classes of cases that `doctor` has; and those that depend on the host: kernel, security modules, control groups.
+ALL_CLASSES = "FPDNSKGAXI"
+HOST_CLASSES = "FPDKGI"
 # Guests with the kernel of another guest differ from it in the namespaces that boxes are made of, or in their limits.
-_NAMESPACES, _LIMITS = "P,I", "G,I"
+_NAMESPACES, _LIMITS = "PI", "GI"
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Guest:
     says: str
     groups: Groups = "v2"
     words: str = ""  # more words of the kernel's command line
-    doctor: str = HOST_CLASSES  # the classes of cases that are tried, or "all"
+    doctor: str = HOST_CLASSES  # the classes of cases that are tried
     namespaces: bool = True  # whether an ordinary user may make user namespaces
     container: bool = False  # whether it is tried in a container of the guest
 
@@ -42,10 +43,20 @@ GUESTS = (
     Guest("debian12-backports-amd64", "bookworm", "amd64", "bookworm-backports", "Debian 12, backports kernel"),
     Guest("debian13-arm64", "trixie", "arm64", "trixie", "Debian 13, systemd"),
     Guest(
-        "debian13-backports-arm64", "trixie", "arm64", "trixie-backports", "Debian 13, backports kernel", doctor="all"
+        "debian13-backports-arm64",
+        "trixie",
+        "arm64",
+        "trixie-backports",
+        "Debian 13, backports kernel",
+        doctor=ALL_CLASSES,
     ),
     Guest(
-        "debian13-backports-amd64", "trixie", "amd64", "trixie-backports", "Debian 13, backports kernel", doctor="all"
+        "debian13-backports-amd64",
+        "trixie",
+        "amd64",
+        "trixie-backports",
+        "Debian 13, backports kernel",
+        doctor=ALL_CLASSES,
     ),
     Guest(
         "no-userns-arm64",

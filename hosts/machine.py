@@ -209,6 +209,9 @@ class Running:
                 preexec_fn=_nice,
             )
         self._pid.write_text(str(process.pid))
+        # A program that was started a moment ago has no command line yet, by which it is known.
+        while process.poll() is None and not self.alive:
+            time.sleep(0.05)
         say(f"{guest.name}: {booted.release} starts (console: {self.log})")
 
     def stop(self) -> None:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hosts.guests import ALL_CLASSES
 from hosts.places import CACHE
 
 START, END = "<!-- results -->", "<!-- /results -->"
@@ -95,24 +96,34 @@ def limits_by(limits: Mapping[str, str]) -> str:
     return ", ".join(f"{' and '.join(names)}: {by}" for by, names in means.items())
 
 
+def _doctor(results: Sequence[Result]) -> tuple[str, list[str]]:
+    """What came of its cases, with the classes where not all were tried; and the broken ones."""
+    if not results:
+        return "–", []
+    kept, broken, left = (sum(result.data[name] for result in results) for name in ("kept", "broken", "not_counted"))
+    tried = {name for result in results for name in result.words[result.words.index("--class") + 1]}
+    classes = "".join(name for name in ALL_CLASSES if name in tried)
+    only = "" if classes == ALL_CLASSES else f" ({classes})"
+    cases = [name for result in results for name in result.data["broken_cases"]]
+    return f"{kept} kept, {broken} broken, {left} not counted{only}", cases
+
+
 def _row(results: Sequence[Result]) -> tuple[str, ...]:
     newest = max(results, key=lambda result: result.date)
     # A row is of one and the same code: what was tried before it changed is no longer told.
     results = [result for result in results if result.code == newest.code]
-    limits, doctor, notes = "–", "–", []
+    limits, cases, notes = "–", [], list[str]()
     for result in results:
         if "limits" in result.data:
             limits = limits_by(result.data["limits"])
         if "kept" in result.data:
-            told = result.data
-            doctor = f"{told['kept']} kept, {told['broken']} broken, {told['not_counted']} not counted"
-            if "--class" in result.words:
-                doctor += f" ({result.words[result.words.index('--class') + 1].replace(',', '')})"
-            if told["broken"]:
-                notes.append("broken: " + " ".join(told["broken_cases"]))
+            cases.append(result)
         if "wakes_per_second" in result.data:
             notes.append(f"idle: {result.data['wakes_per_second']} wakes a second")
         notes += [f"{result.part}: {name}" for name in result.failed if name != "no promise is broken"]
+    doctor, broken = _doctor(cases)
+    if broken:
+        notes.insert(0, "broken: " + " ".join(broken))
     checks = sum(len(result.checks) for result in results)
     failed = sum(len(result.failed) for result in results)
     parts = f"{len(results)} of {newest.of}" if newest.of else str(len(results))

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from hosts import parts as trying
-from hosts.guests import GUESTS, Guest
+from hosts.guests import ALL_CLASSES, GUESTS, Guest
 from hosts.image import PYTHONS
 from hosts.places import Trouble
+from ringfence.doctor import CLASSES
 from tests.tooling import ROOT
 
 INSIDE = ROOT / "hosts" / "inside" / "tries.py"
@@ -34,9 +35,16 @@ def test_both_machines_and_the_special_guests_are_there() -> None:
     for machine in ("amd64", "arm64"):
         suites = {guest.suite for guest in GUESTS if guest.machine == machine and guest.groups == "v2"}
         assert {"bookworm", "bookworm-backports", "trixie-backports"} <= suites
-        assert [guest.suite for guest in GUESTS if guest.machine == machine and guest.doctor == "all"]
+        assert [guest.suite for guest in GUESTS if guest.machine == machine and guest.doctor == ALL_CLASSES]
     assert {guest.groups for guest in GUESTS} == {"v2", "v1", "none"}
     assert any(not guest.namespaces for guest in GUESTS) and any(guest.container for guest in GUESTS)
+
+
+def test_the_cases_of_the_doctor_are_tried_class_by_class() -> None:
+    assert set(ALL_CLASSES) == set(CLASSES)
+    for guest in GUESTS:
+        classes = [part.words[-1] for part in of(guest) if part.name == "doctor" and part.who == "root"]
+        assert "".join(classes) == ("" if guest.container else guest.doctor)
 
 
 def test_limits_are_held_by_the_kernel_where_systemd_has_control_groups() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hosts import results
+from hosts.guests import ALL_CLASSES
 from hosts.results import Result, Results
 
 CGROUP = {"memory": "cgroup", "pids": "cgroup", "cpu": "cgroup"}
@@ -56,6 +57,13 @@ def test_a_row_says_what_was_tried_and_what_failed() -> None:
         "| 2026-11-17 | one | 6.1.0 | root | the kernel | 40 kept, 1 broken, 2 not counted (FK) |"
         " 2 parts, 3 checks, 1 failed | broken: G05; doctor: its exit code is ours |"
     ]
+
+
+def test_classes_that_were_tried_one_by_one_are_added_up() -> None:
+    each = [replace(DOCTOR, data={**CASES, "kept": 2}, words=["--class", name]) for name in ALL_CLASSES]
+    whole, some = (results.table(chosen, "", ["one"]) for chosen in (each, each[:3]))
+    assert "| 20 kept, 10 broken, 20 not counted |" in whole
+    assert "| 6 kept, 3 broken, 6 not counted (FPD) |" in some
 
 
 def test_the_table_stands_between_its_marks(tmp_path: Path) -> None:

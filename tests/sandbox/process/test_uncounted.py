@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import resource
 import select
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -52,13 +54,45 @@ def test_connections_in_which_something_waits_count_whole_where_they_could_be_to
 
 
 def test_connections_that_nobody_accepts_count_without_a_descriptor() -> None:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        server.listen(256)
-        for _ in range(200):
-            socket.create_connection(server.getsockname()).close()
+    with waiting(200):
         least = 200 * uncounted._SOCKET_BYTES
         assert uncounted.streams(SELF, least - 1) >= least
+
+
+@contextlib.contextmanager
+def waiting(count: int, data: bytes = b"", family: int = socket.AF_INET) -> Iterator[socket.socket]:
+    """A server, and so many connections to it that were closed by the other end and wait to be accepted."""
+    host = "127.0.0.1" if family == socket.AF_INET else "::1"
+    with socket.socket(family) as server:
+        server.bind((host, 0))
+        server.listen(256)
+        for _ in range(count):
+            with socket.create_connection(server.getsockname()[:2]) as client:
+                client.sendall(data)
+        yield server
+
+
+def test_what_nobody_accepts_counts_where_a_group_counts_the_rest() -> None:
+    least = 200 * uncounted._SOCKET_BYTES
+    with waiting(200) as server:
+        assert least <= uncounted.unaccepted(SELF, least - 1)
+        assert uncounted.unaccepted(SELF, 1 << 40) == 0
+        held = [server.accept()[0] for _ in range(200)]
+        # From here on the group counts them.
+        assert uncounted.unaccepted(SELF, least - 1) < least
+        for each in held:
+            each.close()
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6], ids=["IPv4", "IPv6"])
+def test_data_for_what_nobody_accepts_counts_as_much_as_it_may_take(family: int) -> None:
+    if family == socket.AF_INET6 and not Path("/proc/net/if_inet6").exists():
+        pytest.skip("there is no IPv6 here")
+    most = 50 * uncounted._UNREAD_BYTES
+    with waiting(50, b"x" * 1000, family):
+        assert uncounted.unaccepted(SELF, most - 1) >= most
+    with waiting(50, family=family):  # the end of a connection is no data, although the kernel counts it as a byte
+        assert uncounted.unaccepted(SELF, most - 1) < most
 
 
 @pytest.fixture

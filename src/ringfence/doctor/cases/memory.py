@@ -444,6 +444,27 @@ say(holding == 8, f"{holding} of 8 processes held {share} connections each")
 """,
     ),
     _bomb(
+        "G63",
+        "fill the kernel's memory with data in connections that nobody accepts",
+        """
+import socket
+PIECE = 32 << 10
+share = want // 8
+def fill(worker):
+    server = socket.socket()
+    server.bind(("127.0.0.1", 0))
+    server.listen(1 << 12)
+    for _ in range(share // PIECE + 1):
+        with socket.socket() as client:
+            client.settimeout(a_while(10))
+            client.connect(server.getsockname())
+            client.sendall(b"x" * PIECE)
+    return server
+holding, codes = in_processes(8, fill)
+say(holding == 8, f"{holding} of 8 processes held {share >> 20} MiB each")
+""",
+    ),
+    _bomb(
         "G19",
         "fill memory that grows downwards, as a stack does",
         """

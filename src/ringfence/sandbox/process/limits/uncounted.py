@@ -8,12 +8,15 @@ that it matters.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import select
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
+
+from ringfence.core.record import plain
 
 _FEW_DATAGRAM_SOCKETS = 8
 """So few sockets cannot hold enough to be worth reading one by one."""
@@ -22,6 +25,14 @@ _STREAM_BYTES = 512 << 10
 _SOCKET_BYTES = 4096
 """What the kernel keeps for a TCP socket in which nothing waits. A connection that was not accepted yet is one, and has
 no descriptor, so that no other limit is met."""
+_UNREAD_BYTES = 256 << 10
+"""The most that a connection which was not accepted yet can hold for who will accept it; nothing is sent on it."""
+_CLOSED_BYTES = 256
+"""What the kernel keeps for a while of a connection that was closed."""
+_TCP = ("tcp", "tcp6")
+_LISTENS = "0A"
+_OPEN = ("01", "08")
+"""The states of a connection whose own end was not closed, as /proc names them."""
 _LOCK_BYTES = 256
 _FEW_LOCKS = 1000
 _MOST_LOCKS = 5000
@@ -51,9 +62,8 @@ _REST = 20.0
 def datagrams(pid: int) -> int:
     """Bytes that wait in the UDP sockets of the network of a process."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        if _sockets(pid, "UDP") > _FEW_DATAGRAM_SOCKETS:
-            queues = (queue for name in ("udp", "udp6") for queue in _queues(f"/proc/{pid}/net/{name}"))
-            return sum(int(queue.partition(":")[2], 16) for queue in queues)
+        if _sockets(pid, "UDP")[0] > _FEW_DATAGRAM_SOCKETS:
+            return sum(each.unread for name in ("udp", "udp6") for each in _listed(pid, name))
     return 0
 
 
@@ -64,32 +74,80 @@ def streams(pid: int, room: int) -> int:
     to itself, so that no server is needed.
     """
     with contextlib.suppress(OSError, ValueError, IndexError):
-        sockets = _sockets(pid, "TCP")
-        if sockets * _SOCKET_BYTES > room:
-            return sockets * _SOCKET_BYTES  # too many, and a list so long is not worth reading
-        if sockets * _STREAM_BYTES > room:
-            queues = [queue for name in ("tcp", "tcp6") for queue in _queues(f"/proc/{pid}/net/{name}")]
-            return sum(_STREAM_BYTES if queue.strip("0:") else _SOCKET_BYTES for queue in queues)
+        sockets, closed = _sockets(pid, "TCP")
+        least = sockets * _SOCKET_BYTES + closed * _CLOSED_BYTES
+        if least > room:
+            return least  # too many, and a list so long is not worth reading
+        if least + sockets * _STREAM_BYTES > room:
+            return least + _STREAM_BYTES * sum(bool(each.unread or each.unsent) for each in _connections(pid))
     return 0
 
 
-def _sockets(pid: int, kind: str) -> int:
-    total = 0
+def unaccepted(pid: int, room: int) -> int:
+    """Bytes that the kernel keeps for TCP connections of the network of a process that no program has accepted, or
+    that were closed, where they could be more than `room`.
+
+    A connection is made when a packet arrives, which is nobody's work: no control group is charged for it, nor for what
+    is sent to it, before it is accepted.
+    """
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        sockets, closed = _sockets(pid, "TCP")
+        least = closed * _CLOSED_BYTES
+        if least + sockets * (_SOCKET_BYTES + _UNREAD_BYTES) <= room:
+            return 0
+        waiting = sum(each.unread for name in _TCP for each in _listening(pid, name))
+        least += waiting * _SOCKET_BYTES
+        if least > room or least + waiting * _UNREAD_BYTES <= room:
+            return least
+        return least + _UNREAD_BYTES * sum(each.waits_with_data for each in _connections(pid))
+    return 0
+
+
+def _sockets(pid: int, kind: str) -> tuple[int, int]:
+    """How many there are, and how many were closed that the kernel still remembers."""
+    total = closed = 0
     for name in ("sockstat", "sockstat6"):
         with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
             for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines():
                 words = line.split()
                 if words[0] in (f"{kind}:", f"{kind}6:"):
                     total += int(words[2])
-    return total
+                    closed += int(words[6]) if words[5:6] == ["tw"] else 0
+    return total, closed
 
 
-def _queues(path: str) -> list[str]:
-    """Of each socket `tx_queue:rx_queue`, in hexadecimal digits."""
-    try:
-        return [line.split()[4] for line in Path(path).read_text().splitlines()[1:]]
-    except FileNotFoundError:
-        return []
+@plain
+class _Listed:
+    """A socket in the lists of /proc."""
+
+    state: str
+    unsent: int
+    unread: int
+    """Bytes; where it listens, the connections that wait to be accepted."""
+    inode: str
+
+    @property
+    def waits_with_data(self) -> bool:
+        """Whether it belongs to no program yet, and holds more than the news that its other end was closed."""
+        return self.inode == "0" and self.state in _OPEN and self.unread > 1
+
+
+def _listed(pid: int, name: str) -> Iterator[_Listed]:
+    with contextlib.suppress(FileNotFoundError), open(f"/proc/{pid}/net/{name}", encoding="ascii") as lines:
+        next(lines)
+        for line in lines:
+            words = line.split()
+            unsent, _, unread = words[4].partition(":")
+            yield _Listed(words[3], int(unsent, 16), int(unread, 16), words[9])
+
+
+def _listening(pid: int, name: str) -> Iterator[_Listed]:
+    """They come first, so that the rest of the list need not be read."""
+    return itertools.takewhile(lambda each: each.state == _LISTENS, _listed(pid, name))
+
+
+def _connections(pid: int) -> Iterator[_Listed]:
+    return (each for name in _TCP for each in _listed(pid, name) if each.state != _LISTENS)
 
 
 class Locks:
