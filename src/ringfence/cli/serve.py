@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import os
 import shlex
 import shutil
 import signal
 import socket
 import ssl
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,8 +33,8 @@ from ringfence.config import Config, GatewaySettings
 from ringfence.config.settings import exposed
 from ringfence.core import own_ports, system
 from ringfence.core.model import Json
-from ringfence.front.http import HttpFront, Identify
-from ringfence.front.identify import Identities
+from ringfence.front.http import HttpFront, Identify, MetricsPage
+from ringfence.front.identify import PEER, Identities
 from ringfence.front.listen import (
     AT_A_SOCKET,
     LOOPBACK,
@@ -44,6 +46,7 @@ from ringfence.front.listen import (
     unix_socket,
 )
 from ringfence.front.stdio import StdioFront
+from ringfence.telemetry.registry import CONTENT_TYPE
 
 log = logging.getLogger("ringfence")
 
@@ -116,7 +119,7 @@ async def _main(settings: Config, at: GatewaySettings | None, demo: bool, agent:
             with unix_socket(at.socket) as listening:
                 app.http = HttpFront(app.front, _identify(app), AT_A_SOCKET, None, at.url)
                 announce(app, f"unix:{at.socket}", demo)
-                await _http(app, at, listening)
+                await _http(app, at, listening, by_account=True)
         else:
             await _tcp(app, at, demo)
         group.cancel_scope.cancel()
@@ -137,7 +140,7 @@ async def _tcp(app: App, at: GatewaySettings, demo: bool) -> None:
     scheme = "http" if tls is None else "https"
     announce(app, f"{at.url or f'{scheme}://{host}:{port}'}/mcp", demo, token)
     try:
-        await _http(app, at, listening, tls)
+        await _http(app, at, listening, tls, by_account=by_account)
     finally:
         if mark is not None:
             mark.close()
@@ -168,11 +171,26 @@ def _nobody(scope: Scope) -> None:
     return None
 
 
-async def _http(app: App, at: GatewaySettings, listening: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+def _is_operator(by_account: bool) -> Callable[[Scope], bool]:
+    """Says whether a request comes from the account of this gateway, which can read its state anyway. Whoever shows a
+    credential is judged by that."""
+    mine = os.getuid() if by_account and system.tells_peers() else None
+
+    def is_operator(scope: Scope) -> bool:
+        shows = any(name == b"authorization" for name, _ in scope["headers"])
+        return mine is not None and scope.get(PEER) == mine and not shows
+
+    return is_operator
+
+
+async def _http(
+    app: App, at: GatewaySettings, listening: socket.socket, tls: ssl.SSLContext | None = None, *, by_account: bool
+) -> None:
     front = app.http
     assert front is not None
     apart, only = app.directory.tells_apart, at.trusted_proxy
-    serves = GatewayApp(front, lambda: _published(app))
+    metrics = MetricsPage(app.metrics_text, CONTENT_TYPE.encode(), _is_operator(by_account))
+    serves = GatewayApp(front, lambda: _published(app), metrics)
     listener = Listener(serves, tokens=apart, only=only, tls=tls)
     # Everything loaded by now stays: the garbage collector need not look at it again every few calls.
     gc.collect()

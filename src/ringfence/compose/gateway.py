@@ -52,6 +52,8 @@ from ringfence.sandbox.tools.executor import Executor
 from ringfence.sandbox.tools.toolkit import SERVER
 from ringfence.store import Store, Transaction, Unproven
 from ringfence.store.clock import Leap, farthest
+from ringfence.telemetry.metrics import GatewayMetrics
+from ringfence.telemetry.watch import CallWatcher
 from ringfence.upstream.pool import ConnectionPool, ServerAccess
 
 if TYPE_CHECKING:
@@ -112,9 +114,13 @@ class App:
         self._guard = Guard(self._schemas.result_problem, self.secrets.shown)
         self.pins = DefinitionPins(store, self._guard, lambda each: entries.problem(each.kind, each.body))
         self.pins.use(settings.servers, settings.contracts)
-        self.pipeline = Pipeline(store, self._rulebook(settings), self.dispatcher, self._guard, Budget())
+        self.watcher = CallWatcher(self._metrics())
+        self.watcher.is_tool = lambda name: name in self.pipeline.rules.catalog
+        rules = self._rulebook(settings)
+        self.pipeline = Pipeline(store, rules, self.dispatcher, self._guard, Budget(), self.watcher)
         self.front = McpFront(self.pipeline, self.pool, group, __version__)
         self.front.refusals = Refusals(store)
+        self.front.refusals.seen = self.watcher.metrics.refused_request
         self.front.listing.has_sessions = lambda: self._executor is not None and self._executor.keeper is not None
         self.front.left_files = lambda principal: self._tell(principal, "notifications/resources/list_changed", {})
         self.http: HttpFront | None = None
@@ -183,6 +189,27 @@ class App:
 
     async def handle(self, call: Call, channel: Channel) -> Outcome:
         return await self.pipeline.handle(call, channel)
+
+    # ── what operators see ────────────────────────────────────────────────────────────────────────
+
+    def _metrics(self) -> GatewayMetrics:
+        """The metrics, with those that other parts of the gateway know the values of."""
+        found = GatewayMetrics()
+        store = self.store
+        written = "Records that this process wrote to its chain of the log."
+        found.read("counter", "audit_records_total", written, read=lambda: float(store.records))
+        found.read("gauge", "audit_queue", "Writes that wait for a commit.", read=lambda: float(store.waiting))
+        asked = "Questions that nobody has answered, of all gateways with this state."
+        found.read("gauge", "approvals_waiting", asked, read=lambda: float(len(store.reader().questions())))
+        clients = "Sessions of MCP clients over HTTP."
+        found.read("gauge", "mcp_sessions", clients, read=lambda: float(len(self.http.sessions)) if self.http else 0.0)
+        connected = "Connections to servers."
+        found.read("gauge", "server_connections", connected, "server", read=self.pool.connected)
+        return found
+
+    async def metrics_text(self) -> str:
+        """What `/metrics` has now."""
+        return self.watcher.metrics.text()
 
     # ── servers and their definitions ─────────────────────────────────────────────────────────────
 

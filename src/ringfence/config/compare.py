@@ -216,6 +216,7 @@ _AGENT: Mapping[str, Holds] = {
     **dict.fromkeys(("capabilities", "resources", "prompts", "environments"), _within),
     "quota": lambda old, new: _rate(old, new),
     **dict.fromkeys(("os_user", "oidc_client"), lambda _old, new: new is None),
+    "metrics": _no_more,
 }
 
 

@@ -227,6 +227,7 @@ def _agent(name: str, shape: schema.AgentEntry) -> AgentSpec:
         person=shape.person,
         os_user=shape.os_user,
         oidc_client=shape.oidc_client,
+        metrics=shape.metrics,
     )
 
 

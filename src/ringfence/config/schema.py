@@ -131,6 +131,7 @@ class AgentEntry(Shape):
     person: Word | None = None
     os_user: Text | None = None
     oidc_client: Text | None = None
+    metrics: bool = False
     meant: ClassVar[dict[str, str]] = {"tools": "capabilities", "rate": "quota", "user": "os_user"}
 
 

@@ -305,6 +305,8 @@ class AgentSpec:
     """Programs of this account on this machine are this agent."""
     oidc_client: str | None = None
     """The client of the identity provider that is this agent, when it acts for its person."""
+    metrics: bool = False
+    """Whether it may read `/metrics`, which counts what all agents did."""
 
 
 @dataclass(frozen=True, slots=True)

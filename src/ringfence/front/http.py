@@ -36,8 +36,9 @@ from mcp_types import HEADER_MISMATCH, INVALID_PARAMS, INVALID_REQUEST, PARSE_ER
 from starlette.types import Message, Receive, Scope, Send
 
 from ringfence.core import canonical
-from ringfence.core.model import Json, Principal
+from ringfence.core.model import SYSTEM, Json, Principal
 from ringfence.core.quoting import quoted
+from ringfence.core.record import dataclass
 from ringfence.front import results
 from ringfence.front.identify import PEER, Caller, challenge, has_token_in_address
 from ringfence.front.inbound import (
@@ -372,6 +373,9 @@ class HttpSessions:
         self._front = front
         self._sessions: dict[str, HttpSession] = {}
 
+    def __len__(self) -> int:
+        return len(self._sessions)
+
     def create(self, principal: Principal) -> HttpSession | None:
         """A new session; None where all others are in use. If there are too many, whoever has most of them loses the
         one that is not in use for longest: its client is told that it is gone, and begins another."""
@@ -460,6 +464,17 @@ class _HttpRequest:
         await _error(self.send, status, code, message)
 
 
+@dataclass(frozen=True, slots=True)
+class MetricsPage:
+    """What stands at `/metrics`."""
+
+    text: Callable[[], Awaitable[str]]
+    kind: bytes
+    """Its content type."""
+    is_operator: Callable[[Scope], bool]
+    """Whether a request comes from the gateway's own account, by the kernel's word, and shows no other credential."""
+
+
 class HttpFront:
     """The ASGI application behind `/mcp`."""
 
@@ -498,7 +513,17 @@ class HttpFront:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = _HttpRequest(scope, receive, send, self.refusals)
-        headers = request.headers
+        caller = await self._admitted(request)
+        if caller is None:
+            return
+        if caller.still is None:
+            await self._serve(request, caller.principal)
+        else:
+            await self._serve_while_admitted(request, caller)
+
+    async def _admitted(self, request: _HttpRequest, *, known: Callable[[Scope], bool] | None = None) -> Caller | None:
+        """Who makes a request; None where it was refused. Whoever is `known` need not say which agent it is."""
+        scope, headers = request.scope, request.headers
         caller: Caller | None = None
         refused: NotAdmitted | None = None
         try:
@@ -506,6 +531,8 @@ class HttpFront:
             caller = Caller(found) if isinstance(found, Principal) else None if found is None else await found
         except NotAdmitted as exc:
             refused = exc
+        if caller is None and known is not None and known(scope):
+            caller, refused = Caller(SYSTEM), None
         request.principal = None if caller is None else caller.principal
         # A page in a browser must not reach us through a name or an origin that is not ours.
         if self._is_foreign(scope, headers):
@@ -518,10 +545,24 @@ class HttpFront:
             await request.not_admitted(refused, self.base(scope))
         elif caller is None:
             await request.plain(403, "unknown_caller", "this gateway serves the programs of its own user only")
-        elif caller.still is None:
-            await self._serve(request, caller.principal)
         else:
-            await self._serve_while_admitted(request, caller)
+            return caller
+        return None
+
+    async def metrics(self, page: MetricsPage, scope: Scope, receive: Receive, send: Send) -> None:
+        """What Prometheus reads: for the gateway's own account, and for agents whom the operator lets read it."""
+        request = _HttpRequest(scope, receive, send, self.refusals)
+        caller = await self._admitted(request, known=page.is_operator)
+        if caller is None:
+            return
+        if scope["method"] not in ("GET", "HEAD"):
+            await request.plain(405, "bad_method", "method not allowed", [(b"allow", b"GET, HEAD")])
+        elif not (page.is_operator(scope) or self._front.may_read_metrics(caller.principal)):
+            text = "this agent may not read metrics: the operator allows it by `metrics: true` under the agent"
+            await request.not_admitted(NotAdmitted(403, "not_for_agent", text), self.base(scope))
+        else:
+            body = (await page.text()).encode() if scope["method"] == "GET" else b""
+            await _respond(send, 200, body, page.kind, [(b"cache-control", b"no-store")])
 
     def base(self, scope: Scope) -> str:
         """Our own address: as others know it, or as the client wrote it and it was found to be ours."""

@@ -30,7 +30,7 @@ from ringfence.core import system
 from ringfence.core.errors import Unavailable
 from ringfence.core.model import Json, Principal
 from ringfence.core.record import dataclass
-from ringfence.front.http import HttpFront, Identify
+from ringfence.front.http import HttpFront, Identify, MetricsPage
 from ringfence.front.identify import METADATA, PEER, RESOURCE, metadata
 from ringfence.front.refusals import Refusal, Refusals
 from ringfence.identity import peer_uid
@@ -413,11 +413,17 @@ def tls_context(cert: Path, key: Path) -> ssl.SSLContext:
 
 
 class GatewayApp:
-    """The paths that we serve. A plain ASGI application: `/mcp` is the hot one, and there are three others."""
+    """The paths that we serve. A plain ASGI application: `/mcp` is the hot one, and there are few others."""
 
-    def __init__(self, mcp: HttpFront, published: Callable[[], Json | None] = lambda: None) -> None:
+    def __init__(
+        self,
+        mcp: HttpFront,
+        published: Callable[[], Json | None] = lambda: None,
+        metrics: MetricsPage | None = None,
+    ) -> None:
         """`published` is what RFC 9728 has clients know of us; None where they need no token."""
         self._mcp = mcp
+        self._metrics = metrics
         self._published = published
         self.refusals = mcp.refusals
 
@@ -427,6 +433,8 @@ class GatewayApp:
         path = scope["path"]
         if path == "/mcp":
             await self._mcp(scope, receive, send)
+        elif path == "/metrics" and self._metrics is not None:
+            await self._mcp.metrics(self._metrics, scope, receive, send)
         elif await self._mcp.refuses(scope, receive, send):
             return
         elif path in (METADATA, f"{METADATA}{RESOURCE}") and (published := self._published()) is not None:

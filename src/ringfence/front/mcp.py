@@ -133,6 +133,9 @@ class McpFront:
         name = params.get("name") if method == "tools/call" and isinstance(params, dict) else None
         return self._pipeline.rules.permissions.lacking(principal, name) if isinstance(name, str) else ()
 
+    def may_read_metrics(self, principal: Principal) -> bool:
+        return self._pipeline.rules.permissions.of(principal).reads_metrics
+
     def known(self, method: str) -> str | None:
         """A method's name, if it is none that its caller made up."""
         return method if method in self._methods or method in ("initialize", "ping", "server/discover") else None

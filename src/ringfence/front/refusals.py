@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import anyio
@@ -118,9 +119,12 @@ class Refusals:
         self._unknown = _Account(burst=32, per_minute=2)
         self._known = _Account(burst=120, per_minute=12)
         self._noted = anyio.Event()
+        self.seen: Callable[[str], None] = _unseen
+        """Called with the reason of each."""
 
     def count(self, refused: Refusal) -> None:
         """Count a refusal of a caller who is not known yet, for the next minute's records."""
+        self.seen(refused.reason)
         self._unknown.add(refused)
         self._noted.set()
 
@@ -128,7 +132,9 @@ class Refusals:
         """Record a refusal of a known caller, at once unless the caller floods. `method` is one of MCP's."""
         if refused.principal is None:
             self.count(refused)
-        elif self._known.take():
+            return
+        self.seen(refused.reason)
+        if self._known.take():
             now = time.time()
             await self._write([_body(refused, _Repeated(now, now)) | ({} if method is None else {"method": method})])
         else:
@@ -155,6 +161,10 @@ class Refusals:
             await self._store.write(lambda tx: [tx.append(KIND, None, body) for body in bodies])
         except StoreError as exc:
             log.error("refused requests could not be recorded: %s", exc)
+
+
+def _unseen(reason: str) -> None:
+    return None
 
 
 def _body(refused: Refusal, repeated: _Repeated) -> Json:

@@ -304,6 +304,10 @@ class Catalog:
         """By server, the digests of the definitions whose schemas were compiled, and what that took."""
         self._usable: dict[str, Capability | Refused] = {n: self._usability(c) for n, c in self._contracts.items()}
 
+    def __contains__(self, name: str) -> bool:
+        """Whether there is a capability of this name, offered or not."""
+        return name in self._contracts
+
     def offered(self, environment: str) -> list[Capability]:
         """What may be called in this environment, in the order of the configuration."""
         return [

@@ -10,10 +10,11 @@ import marshal
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import field, replace
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ringfence.audit.chain import SHARED
 from ringfence.core import canonical
@@ -40,6 +41,9 @@ from ringfence.governance.budget import BudgetSlot
 from ringfence.governance.effects import NO_EFFECTS, PossibleEffects
 from ringfence.governance.idempotency import IdempotencyKey
 from ringfence.store import Approval
+
+if TYPE_CHECKING:
+    from ringfence.telemetry.watch import CallWatch
 
 SAID_BY_OTHERS = frozenset(
     {"upstream_error", "answer_unusable", "answer_lost", "client_refused", "server_question", "bad_output"}
@@ -120,6 +124,12 @@ class CallState:
     """What *started* said; *finished* says it again."""
     left_behind: Json = field(default_factory=dict)
     """What of the call's `_meta` reaches no server: how many keys, and which parts of a trace, and why."""
+    watch: CallWatch | None = None
+    """What tells those who operate the gateway of it."""
+
+    def working(self, *, boxed: bool) -> AbstractContextManager[Call]:
+        """While its server or box has it; `boxed`: a box of its own. Gives the call as it is sent on."""
+        return nullcontext(self.call) if self.watch is None else self.watch.working(self.call, boxed=boxed)
 
     def answered_by(self, answer: Answer) -> None:
         """It ran, and this came back of it."""
@@ -146,6 +156,7 @@ class CallState:
             dispatched=self.dispatched,
             about=self.about,
             clean=self.clean,
+            watch=self.watch,
         )
 
     def drop_trace(self, name: str, why: str) -> None:

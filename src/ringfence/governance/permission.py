@@ -67,6 +67,11 @@ class Permission:
         return not self.narrows or bool(self._resources)
 
     @property
+    def reads_metrics(self) -> bool:
+        """Whether it may read what the gateway counts of all agents."""
+        return not self.narrows or (self._agent is not None and self.refusal is None and self._agent.metrics)
+
+    @property
     def _resources(self) -> tuple[str, ...]:
         return () if self._agent is None or self.refusal is not None else self._agent.resources
 

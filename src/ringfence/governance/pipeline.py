@@ -16,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from ringfence.core import aio, canonical
@@ -53,8 +54,11 @@ from ringfence.governance.policy import joined
 from ringfence.governance.rulebook import Rulebook, completion_problem, implicit_contract, is_listed, settled
 from ringfence.sandbox.tools import resources
 from ringfence.sandbox.tools.results import explain
-from ringfence.sandbox.tools.toolkit import KIT, SERVER, carried_code, forks
+from ringfence.sandbox.tools.toolkit import KIT, SERVER, carried_code, forks, needs_session
 from ringfence.store import Approval, Store, Transaction, Unproven
+
+if TYPE_CHECKING:
+    from ringfence.telemetry.watch import CallWatcher
 
 log = logging.getLogger("ringfence.pipeline")
 
@@ -74,8 +78,18 @@ ASIDE = ("listing", "logging")
 class Pipeline:
     """`handle(call) -> Outcome`: nothing reaches a server except through here."""
 
-    def __init__(self, store: Store, rules: Rulebook, dispatcher: Dispatcher, guard: Guard, limits: Budget) -> None:
+    def __init__(
+        self,
+        store: Store,
+        rules: Rulebook,
+        dispatcher: Dispatcher,
+        guard: Guard,
+        limits: Budget,
+        watcher: CallWatcher | None = None,
+    ) -> None:
+        """`watcher` sees every call; None: nobody wants to know."""
         self.rules = rules
+        self._watcher = watcher
         self._store = store
         self._dispatcher = dispatcher
         self._guard = guard
@@ -93,9 +107,15 @@ class Pipeline:
         finally:
             self._under_way -= 1
 
+    def _state(self, call: Call) -> CallState:
+        state = CallState(call, self.rules.environment, clean=self._guard.message)
+        if self._watcher is not None:
+            state.watch = self._watcher.begin(call)
+        return state
+
     async def _handle(self, call: Call, channel: Channel) -> Outcome:
         rules = self.rules
-        state = CallState(call, rules.environment, clean=self._guard.message)
+        state = self._state(call)
         try:
             outcome = await self._outcome_of(rules, state, channel)
         except asyncio.CancelledError:
@@ -158,8 +178,7 @@ class Pipeline:
 
     async def withdrawn(self, call: Call) -> None:
         """Put a call on record that its caller took back, or that a stop of the gateway ended, before it was begun."""
-        state = CallState(call, self.rules.environment, clean=self._guard.message)
-        await self._close(state, self._given_up())
+        await self._close(self._state(call), self._given_up())
 
     def listed(self, item: Json) -> Json:
         """An entry of a server's list, as a client may see it."""
@@ -177,7 +196,7 @@ class Pipeline:
         how: Json = {"url": spec.url} if spec.url is not None else {"command": list(spec.command)}
         call = Call(canonical.new_id("call"), SYSTEM, spec.name, {**how, "for": principal.key}, "server", "system")
         call = replace(call, server=spec.name, method="server/start")
-        state = CallState(call, self.rules.environment, clean=self._guard.message)
+        state = self._state(call)
         state.contract = implicit_contract(spec)
         state.isolation = self._dispatcher.isolation(state.contract)
         state.possible = effects.effects_of_start(spec, self._dispatcher.targets.servers.values(), places)
@@ -190,7 +209,8 @@ class Pipeline:
         state.dispatched = True
         outcome = Outcome(Status.SUCCESS, "ok")
         try:
-            await start()
+            with state.working(boxed=False):
+                await start()
         except Unavailable as exc:
             state.dispatched = False  # so `ports.Launcher` has it: nothing was started
             outcome = Outcome(Status.UNAVAILABLE, exc.reason_code, self._guard.message(exc.message))
@@ -208,6 +228,8 @@ class Pipeline:
     async def server_network(self, spec: ServerSpec, principal: Principal, network: Json) -> None:
         """Put on record what the box of a server asked of the network while it answered no call that could tell of
         it."""
+        if self._watcher is not None:
+            self._watcher.metrics.sent(network)
         told = self._guard.facts({"network": network})
         effect = Effect.UNKNOWN if facts.went_out(network) else Effect.NONE
         body = {"server": spec.name, "for": principal.key, "effect": str(effect), **told}
@@ -539,7 +561,9 @@ class Pipeline:
             digest = approval_binding.binding(rules, state, contract, requirement)
             shown = lambda: approval_binding.summary(self._guard, state)  # noqa: E731
             asking = approval_binding.named(state)
-            with state.slot.set_aside(contract) if state.slot is not None else contextlib.nullcontext():
+            aside = state.slot.set_aside(contract) if state.slot is not None else contextlib.nullcontext()
+            waiting = state.watch.waiting() if state.watch is not None else contextlib.nullcontext()
+            with aside, waiting:
                 await rules.approvals.obtain(asking, digest, requirement, shown, channel, state.call.wait_seconds)
             if self.rules is not rules and self._approval_terms_changed(rules, state, requirement):
                 text = "The rules were changed while this call waited for a person; make it again to have them asked."
@@ -635,7 +659,10 @@ class Pipeline:
             state.network = facts.both_networks(state.network, network)
 
         try:
-            answer = await self._dispatcher.run(grant, answering, asked)
+            boxed = state.is_own and not needs_session(grant.call, grant.contract)
+            with state.working(boxed=boxed) as call:
+                sent = grant if call is grant.call else replace(grant, call=call)
+                answer = await self._dispatcher.run(sent, answering, asked)
         except (Unavailable, Refused) as exc:
             refused = isinstance(exc, Unavailable) or exc.status is Status.VALIDATION_FAILURE
             # What can change nothing outside has begun nothing there, whatever stopped it.
@@ -733,8 +760,15 @@ class Pipeline:
             self._store.owe(state.call.id)
             status = Status.UNKNOWN if state.dispatched else Status.UNAVAILABLE
             lost = Outcome(status, "store", own_words("the outcome could not be recorded, so it is withheld"))
-            return _completed(lost, facts.build(facts.Ending(state, lost, state.wall_ms)))
-        return _completed(outcome, call_facts, receipt)
+            return self._seen(state, _completed(lost, facts.build(facts.Ending(state, lost, state.wall_ms))))
+        return self._seen(state, _completed(outcome, call_facts, receipt))
+
+    @staticmethod
+    def _seen(state: CallState, outcome: Outcome) -> Outcome:
+        """Whoever watches is told of the end when it is on record."""
+        if state.watch is not None:
+            state.watch.ended(state.contract, outcome, removed=sum(state.redactions.values()))
+        return outcome
 
     async def _close_barely(self, state: CallState) -> Outcome:
         """Close a call that we failed at, without anything of it that we may have failed at: what it carried, and what

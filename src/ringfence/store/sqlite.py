@@ -211,6 +211,16 @@ class Store:
         self._writer.submit(WriteJob(work, durable, thread=waiting))
         return waiting.result()
 
+    @property
+    def waiting(self) -> int:
+        """How many writes wait to be committed."""
+        return self._writer.waiting
+
+    @property
+    def records(self) -> int:
+        """How many records the chain of this process has."""
+        return self._writer.records
+
     def prune(self, before: float, by: str) -> Prune:
         """Remove what is older than `before` from the beginning of every chain, as far as it is not needed.
 

@@ -202,6 +202,16 @@ class Writer(threading.Thread):
         return bool(self._owed) and not self._closed
 
     @property
+    def waiting(self) -> int:
+        """How many jobs wait for a commit."""
+        return self._jobs.qsize()
+
+    @property
+    def records(self) -> int:
+        """How many records its chain has."""
+        return self._head.seq
+
+    @property
     def is_ahead(self) -> bool:
         return bool(self._noted)
 

@@ -301,6 +301,11 @@ class ConnectionPool:
             del self._in_sessions[key]
         self._servers = dict(servers)
 
+    def connected(self) -> dict[tuple[str, ...], float]:
+        """How many connections each server has now, by its name."""
+        counted = Counter(key[0] for key in self._held)
+        return {(name,): float(counted[name]) for name in self._servers}
+
     def isolation(self, server: str, *, fresh: bool = False, box: tuple[Principal, str] | None = None) -> Json:
         """The isolation of the instance that runs, or else of the one that would be started."""
         spec = self._servers.get(server)
