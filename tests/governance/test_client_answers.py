@@ -16,12 +16,13 @@ import pytest
 from ringfence.audit.explain import explain
 from ringfence.audit.export import verify_live
 from ringfence.audit.keys import load_or_create
-from ringfence.core.model import ApprovalRule, Json, Outcome, Person, Status
+from ringfence.core.model import AgentSpec, ApprovalRule, Json, Outcome, Person, Rate, Status
 from ringfence.core.ports import UpstreamRequest
 from ringfence.governance import approvals
 from ringfence.governance.client_answers import _fitting, fitted_answer
 from ringfence.store import pruning
-from tests.faking import OK, Client, Said, Way, contract, governed, rulebook
+from tests import tooling
+from tests.faking import OK, Client, Said, Way, contract, governed, make_call, rulebook
 from tests.making import rule
 
 pytestmark = pytest.mark.anyio
@@ -476,3 +477,67 @@ async def test_explain_tells_of_answers(tmp_path: Path) -> None:
         told = explain([record.body for record in way.store.reader().records(call_id=outcome.facts["call_id"])])
     assert "  client     the answer of round 1 was sent on" in told
     assert "1 of the answers of round 1 did not fit the questions and were left out" in told
+
+
+class Slow(Client):
+    """A client that answers when it is told to."""
+
+    def __init__(self, answers: Json) -> None:
+        super().__init__(answers=answers)
+        self.may = anyio.Event()
+
+    async def ask(self, questions: Any) -> Any:
+        self.asked.append(questions)
+        await self.may.wait()
+        return self.answers
+
+
+@pytest.mark.parametrize("limit", ["capability", "agent"])
+async def test_a_call_that_waits_for_its_client_leaves_its_place_to_others(limit: str, tmp_path: Path) -> None:
+    heard: list[Any] = []
+    most = Rate(concurrent=1)
+    one = contract("echo", rate={"concurrent": 1}) if limit == "capability" else contract("echo")
+    agents = {"analyst": AgentSpec("analyst", capabilities=("*",), quota=most if limit == "agent" else Rate())}
+    release = anyio.Event()
+
+    async def hold(_: UpstreamRequest) -> Json:
+        await release.wait()
+        return OK
+
+    said = Said(contracts=(one,), agents=agents)
+    async with governed(tmp_path, said, [asking(heard, {"q": FORM}), OK, hold, OK]) as way:
+        client = Slow({"q": accept(folder="a")})
+        ended: list[Outcome] = []
+
+        async def waits() -> None:
+            ended.append(await way.pipeline.handle(make_call(arguments={"n": 1}), client))
+
+        async def runs() -> None:
+            ended.append(await way.call("echo", {"n": 3}))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(waits)
+            await tooling.until(lambda: bool(client.asked))
+            assert (await way.call("echo", {"n": 2})).ok, "the place is free while nobody answers"
+            tasks.start_soon(runs)
+            await tooling.until(lambda: len(way.servers.requests) == 3)
+            client.may.set()
+            bucket = next(iter(way.budget._buckets._entries.values()))
+            await tooling.until(lambda: bool(bucket.returning))
+            assert (heard, ended) == ([], []), "it goes on when there is a place, and is not refused"
+            assert (await way.call("echo", {"n": 4})).reason_code == "throttled"
+            release.set()
+        assert [each.ok for each in ended] == [True, True] and heard
+        assert (await way.call("echo", {"n": 5})).ok, "the place of each call is free again"
+
+
+async def test_a_call_that_is_cancelled_while_it_waits_for_its_client_keeps_no_place(tmp_path: Path) -> None:
+    said = Said(contracts=(contract("echo", rate={"concurrent": 1}),))
+    async with governed(tmp_path, said, [asking([], {"q": FORM}), OK]) as way:
+        client = Slow({})
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(way.pipeline.handle, make_call(), client)
+            await tooling.until(lambda: bool(client.asked))
+            tasks.cancel_scope.cancel()
+        for _ in range(2):
+            assert (await way.call()).ok

@@ -5,10 +5,11 @@ In memory and bounded: a restart forgets it. The quota of a day is durable and i
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import field
 from types import TracebackType
 from typing import Generic, TypeVar
@@ -43,6 +44,13 @@ class _Bucket:
     tokens: float
     updated: float
     running: int = 0
+    returning: list[asyncio.Event] = field(default_factory=list)
+    """Of calls that have begun and wait for a place to go on; each is set when a place may be free."""
+
+    def give_back(self) -> None:
+        self.running -= 1
+        for waiting in self.returning:
+            waiting.set()
 
     def refill(self, now: float, per_second: float, most: float) -> None:
         self.tokens = min(most, self.tokens + max(0.0, now - self.updated) * per_second)
@@ -57,9 +65,13 @@ class _Limit:
     rate: Rate
     what: str
 
+    def has_room(self) -> bool:
+        """Whether there is a place; also the last one, for a call that has begun."""
+        return self.rate.concurrent is None or self.bucket.running < self.rate.concurrent
+
     def check_room(self) -> None:
         most = self.rate.concurrent
-        if most is not None and self.bucket.running >= most:
+        if most is not None and self.bucket.running + len(self.bucket.returning) >= most:
             text = f"{self.what} is limited to {most} at a time; try again when one has ended"
             raise Refused(Status.DENIED, "throttled", text)
 
@@ -89,7 +101,7 @@ class _Streak:
 class BudgetSlot:
     """A place that a call has taken; released with how the call ended. Releasing it twice is harmless."""
 
-    __slots__ = ("_budget", "_call", "_digest", "_held", "_limits", "_open")
+    __slots__ = ("_asking", "_budget", "_call", "_digest", "_held", "_limits", "_open")
 
     def __init__(self, budget: Budget, limits: Sequence[_Limit], call: Call, arguments_digest: str) -> None:
         self._budget = budget
@@ -98,28 +110,65 @@ class BudgetSlot:
         self._digest = arguments_digest
         self._open = True
         self._held = True
+        self._asking = 0
 
     @contextmanager
     def set_aside(self, contract: Contract) -> Iterator[None]:
         """Leave the place to others while the call waits for a person, who may take long. Raises Refused where there is
         none when it goes on; the approval stays for the next attempt."""
-        for limit in self._limits:
-            limit.bucket.running -= 1
-        self._held = False
+        self._leave()
         yield
         for limit in self._limits:
             limit.check_room()
+        self._enter()
+
+    @asynccontextmanager
+    async def left_to_others(self) -> AsyncIterator[None]:
+        """The same while a call that has begun waits for its client. It cannot be refused any more, so it goes on when
+        there is a place again, and before any call that has not begun."""
+        self._asking += 1
+        if self._held:
+            self._leave()
+        ending = False
+        try:
+            yield
+        except asyncio.CancelledError:
+            ending = True
+            raise
+        finally:
+            self._asking -= 1
+            if not (ending or self._held or self._asking):
+                await self._come_back()
+
+    def _leave(self) -> None:
+        for limit in self._limits:
+            limit.bucket.give_back()
+        self._held = False
+
+    def _enter(self) -> None:
         for limit in self._limits:
             limit.bucket.running += 1
         self._held = True
+
+    async def _come_back(self) -> None:
+        free = asyncio.Event()
+        for limit in self._limits:
+            limit.bucket.returning.append(free)
+        try:
+            while not all(limit.has_room() for limit in self._limits):
+                free.clear()
+                await free.wait()
+        finally:
+            for limit in self._limits:
+                limit.bucket.returning.remove(free)
+        self._enter()
 
     def release(self, status: Status) -> None:
         if not self._open:
             return
         self._open = False
         if self._held:
-            for limit in self._limits:
-                limit.bucket.running -= 1
+            self._leave()
         self._budget.note(self._call, self._digest, status)
 
     def __enter__(self) -> BudgetSlot:
@@ -138,7 +187,7 @@ class Budget:
         """`guard_loops` is for callers that may not know what they do: models."""
         self._clock = clock
         self._guard_loops = guard_loops
-        self._buckets: _Recent[tuple[str, str], _Bucket] = _Recent(kept, lambda bucket: bucket.running == 0)
+        self._buckets: _Recent[tuple[str, str], _Bucket] = _Recent(kept, lambda bucket: not bucket.running and not bucket.returning)
         # By the digest of the call, which covers its name: a caller may give that any length.
         self._streaks: _Recent[tuple[str, str], _Streak] = _Recent(min(kept, 2000), lambda streak: True)
 

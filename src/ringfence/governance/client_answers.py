@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import field, replace
 from typing import Any
 
@@ -66,6 +67,11 @@ class AnswerChannel:
 
     async def ask(self, questions: Mapping[str, Json]) -> Mapping[str, Json]:
         """Answers that fit their questions; where one is missing, the server may ask again. Raises Refused."""
+        place = self.state.slot.left_to_others() if self.state.slot is not None else nullcontext()
+        async with place:
+            return await self._ask(questions)
+
+    async def _ask(self, questions: Mapping[str, Json]) -> Mapping[str, Json]:
         self.count += 1
         unfit: list[str] = []
         early = _fitting(questions, {key: self.given.pop(key) for key in questions if key in self.given}, unfit)
