@@ -15,7 +15,7 @@ from ringfence.governance import idempotency
 from ringfence.governance.idempotency import IdempotencyKey
 from ringfence.store import KeyRow, sqlite
 from tests import tooling
-from tests.faking import OK, Said, contract, governed, rulebook
+from tests.faking import OK, Said, Way, contract, governed, rulebook
 
 pytestmark = pytest.mark.anyio
 
@@ -234,3 +234,30 @@ async def test_a_bounded_number_of_results_is_kept_for_calls_that_changed_nothin
         for _ in range(2):
             assert (await way.call("echo", {"a": 1}, idempotency_key="e", principal=bob)).ok
         assert len(way.servers.requests) == times + 1, "another's are no matter"
+
+
+async def test_the_oldest_kept_results_of_a_caller_give_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = {"content": [{"type": "text", "text": "x" * 50_000}]}
+    for name, most in (("MOST_OF_ONE", 300_000), ("MOST_OF_ALL", 500_000), ("_LOOK_BYTES", 1)):
+        monkeypatch.setattr(idempotency, name, most)
+
+    def kept(way: Way, principal: str = "local/") -> list[str]:
+        rows = way.store.reader()._connection.execute(
+            "SELECT call_id FROM keys WHERE outcome IS NOT NULL AND instr(scope, ?) = 1 ORDER BY at", (principal,)
+        )
+        return [row[0] for row in rows]
+
+    async with governed(tmp_path, WRITE, [long]) as way:
+        ids = [(await way.call("echo", {"n": n}, idempotency_key=f"{n}")).facts["call_id"] for n in range(12)]
+        assert 0 < len(kept(way)) <= 5 and kept(way) == ids[-len(kept(way)) :], "the oldest went"
+        made = len(way.servers.requests)
+        again = await way.call("echo", {"n": 0}, idempotency_key="0")
+        assert (again.status, again.reason_code) == (Status.UNKNOWN, "result_not_kept")
+        assert ids[0] in str(again.message) and len(way.servers.requests) == made, "what has run is not made again"
+        assert (await way.call("echo", {"n": 11}, idempotency_key="11")).ok
+        for n in range(12):
+            other = Principal(f"other{n % 3}")
+            assert (await way.call("echo", {"n": n}, idempotency_key=f"{n}", principal=other)).ok
+        assert len(kept(way)) <= 9, "and so do those of all callers together"
+        assert (await way.call("echo", {"n": 11}, idempotency_key="11", principal=Principal("other2"))).ok
+        assert len(way.servers.requests) == made + 12

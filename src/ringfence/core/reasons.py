@@ -381,6 +381,10 @@ _PERSON = {
         "Check whether it took effect. Answer sooner, or let fewer calls wait at once.",
     ),
     "key_unknown": ("An earlier call under the same key may have run.", "Check whether it did; then use another key."),
+    "result_not_kept": (
+        "An earlier call under the same key has ended, and its result gave way to newer ones, or was erased.",
+        "See in the log how it ended, or ask the server; it is not made again under this key.",
+    ),
     "keeper_died": ("The keeper died, and its sessions with it.", "Check what was done, then open other sessions."),
     "request_timeout": ("The request took too long and was stopped.", "Check what it did before trying again."),
     "session_lost": ("The server forgot the session; the call may have run.", "Check whether it took effect."),

@@ -20,6 +20,12 @@ MOST_KEPT = 65_536
 invent as many keys as they like, and would fill the disk."""
 MOST_RESULTS = 2000
 """Results that are kept for one principal. If there are more, that of a call that changed nothing is not kept."""
+MOST_OF_ONE = 64 * 2**20
+MOST_OF_ALL = 512 * 2**20
+"""Bytes of outcomes that are kept for one principal, and for all, about. If there are more, the oldest go: their calls
+are not made again, but what they answered cannot be repeated."""
+_LOOK_BYTES = 2**20
+"""So many more of a principal are kept before they are added up again."""
 _GRACE_SECONDS = 5.0
 _MOST_WAITING = 200
 """Calls of one agent that wait for others under the same keys."""
@@ -54,6 +60,8 @@ class IdempotencyKeys:
         self._expressions: dict[str, Expression] = {}
         self._waiting: Counter[tuple[str, str]] = Counter()
         """Calls that wait for another, by agent and client."""
+        self._fresh: Counter[str] = Counter()
+        """Bytes that were kept since all of them were last added up, by principal."""
 
     def key(
         self, call: Call, contract: Contract, place: str, digest: str, variables: Callable[[], Json]
@@ -126,6 +134,14 @@ class IdempotencyKeys:
             if not self._waiting[mine]:
                 del self._waiting[mine]
 
+    def bound(self, tx: Transaction, principal: str, kept: int) -> None:
+        """So many more bytes are kept for a principal: hold them within the bounds."""
+        self._fresh[principal] += kept
+        if self._fresh[principal] >= _LOOK_BYTES:
+            tx.drop_outcomes(MOST_OF_ONE, principal)
+            tx.drop_outcomes(MOST_OF_ALL)
+            del self._fresh[principal]
+
     def ended(self) -> None:
         """A call of this process that had a key has ended."""
         self._store.ends.wake()
@@ -138,20 +154,24 @@ def judge(row: KeyRow, key: IdempotencyKey) -> tuple[str, Json]:
         )
     if row.state == "done" and row.outcome is not None:
         return row.call_id, row.outcome
+    if row.state == "done":
+        text = f"{row.call_id} under the same key has ended, and what it answered is no longer kept"
+        raise Refused(Status.UNKNOWN, "result_not_kept", f"{text}; it is not made again")
     raise Refused(
         Status.UNKNOWN, "key_unknown", f"the outcome of {row.call_id} under the same key is unknown; it may have run"
     )
 
 
-def settle(tx: Transaction, key: IdempotencyKey, call_id: str, outcome: Outcome | None) -> None:
-    """What the key says from now on: the outcome, that it is unknown, or nothing if the call never ran (None)."""
+def settle(tx: Transaction, key: IdempotencyKey, call_id: str, outcome: Outcome | None) -> int:
+    """What the key says from now on: the outcome, that it is unknown, or nothing if the call never ran (None). How many
+    bytes of the outcome are kept."""
     if outcome is None:
         # A failed write may have taken the key all the same; one that another call has stays with it.
         tx.release_key(key.scope, key.name, call_id)
-    elif outcome.status in (Status.SUCCESS, Status.FAILED):
-        tx.settle_key(key.scope, key.name, "done", pack(outcome))
-    else:
-        tx.settle_key(key.scope, key.name, "unknown", None)
+        return 0
+    if outcome.status in (Status.SUCCESS, Status.FAILED):
+        return tx.settle_key(key.scope, key.name, "done", pack(outcome))
+    return tx.settle_key(key.scope, key.name, "unknown", None)
 
 
 def pack(outcome: Outcome) -> Json:

@@ -747,7 +747,8 @@ class Pipeline:
                 light = len(state.encoded_result or b"") <= idempotency.MOST_KEPT
                 room = light and not tx.has_kept(state.call.principal.key, idempotency.MOST_RESULTS)
                 worth_keeping = ran and (state.durable or room)
-                idempotency.settle(tx, key, state.call.id, outcome if worth_keeping else None)
+                kept_bytes = idempotency.settle(tx, key, state.call.id, outcome if worth_keeping else None)
+                self._keys.bound(tx, state.call.principal.key, kept_bytes)
             return tx.append("finished", state.call.id, journal.finished(state, outcome, call_facts))
 
         try:

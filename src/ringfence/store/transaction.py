@@ -400,15 +400,34 @@ class Transaction:
         )
         return None if taken.rowcount == 1 else key_row(self._connection, scope, key)
 
-    def settle_key(self, scope: str, key: str, state: Literal["done", "unknown"], outcome: Json | None) -> None:
-        """Keep what became of the call that took the key."""
+    def settle_key(self, scope: str, key: str, state: Literal["done", "unknown"], outcome: Json | None) -> int:
+        """Keep what became of the call that took the key. How many bytes are kept."""
         kept = None if outcome is None else pack(outcome)
-        self.written += len(kept or "")
+        size = len((kept or "").encode())
+        self.written += size
         done = self._connection.execute(
-            "UPDATE keys SET state = ?, outcome = ? WHERE scope = ? AND key = ?", (state, kept, scope, key)
+            "UPDATE keys SET state = ?, outcome = ?, bytes = ? WHERE scope = ? AND key = ?",
+            (state, kept, size, scope, key),
         )
         if done.rowcount != 1:
             raise RowNotFound(f"idempotency key {key!r} was not taken")
+        return size
+
+    def drop_outcomes(self, most: int, principal: str | None = None) -> None:
+        """Where more bytes of outcomes are kept than this, for one principal's keys or for all, the oldest go, until an
+        eighth is free. The keys stay taken."""
+        begin, end = ("", "\U0010ffff") if principal is None else (f"{principal}/", f"{principal}0")  # 0 comes after /
+        ours = "FROM keys WHERE bytes > 0 AND scope >= ? AND scope < ?"
+        total = self._connection.execute(f"SELECT coalesce(sum(bytes), 0) {ours}", (begin, end)).fetchone()[0]
+        excess = total - (most - most // 8) if total > most else 0
+        gone: list[tuple[str, str]] = []
+        oldest_first = self._connection.execute(f"SELECT scope, key, bytes {ours} ORDER BY at", (begin, end))
+        for scope, key, size in oldest_first if excess > 0 else ():
+            gone.append((scope, key))
+            excess -= size
+            if excess <= 0:
+                break
+        self._connection.executemany("UPDATE keys SET outcome = NULL, bytes = 0 WHERE scope = ? AND key = ?", gone)
 
     def has_kept(self, principal: str, most: int) -> bool:
         """Whether so many outcomes are kept for this principal's keys."""
@@ -518,7 +537,7 @@ class Transaction:
             "UPDATE records SET salt = NULL WHERE call_id = ? AND salt IS NOT NULL", (call_id,)
         ).rowcount
         gone += self._connection.execute(
-            "UPDATE keys SET outcome = NULL WHERE call_id = ? AND outcome IS NOT NULL", (call_id,)
+            "UPDATE keys SET outcome = NULL, bytes = 0 WHERE call_id = ? AND outcome IS NOT NULL", (call_id,)
         ).rowcount
         gone += self._connection.execute(
             "UPDATE approvals SET summary = '{}' WHERE (call_id = ? OR consumed_by = ?) AND summary <> '{}'",
