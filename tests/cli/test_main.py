@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -115,3 +116,18 @@ def test_an_unusable_home_is_one_sentence(tmp_path: Path) -> None:
     ended = subprocess.run(command, env={"HOME": str(broken)}, capture_output=True, text=True, check=False)
     assert ended.returncode != 0
     assert "Traceback" not in ended.stderr
+
+
+def test_a_configuration_in_a_folder_whose_name_is_no_text_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/a\xff  b"))
+    try:
+        folder.mkdir()
+    except OSError:
+        pytest.skip("this file system has no such names")
+    (folder / "ringfence.yaml").write_text("version: 1\n")
+    verbs = (("check",), ("call", "x"), ("approvals", "list"), ("audit", "list"), ("state",), ("token", "list"))
+    for words in verbs:
+        told = run(*words, cwd=folder)
+        said = told.stdout + told.stderr
+        assert told.returncode != 0 and "whose name is not UTF-8 text; rename it" in said, (words, said)
+        assert "Traceback" not in said

@@ -142,7 +142,12 @@ def test_no_link_in_a_folder_that_somebody_filled_leads_inputs_or_output_elsewhe
     monkeypatch.chdir(tmp_path / "cloned")
     path = tmp_path / "cloned" / name if absolute else Path(name)
     link = tmp_path / "cloned" / ("file" if name == "file" else "folder")
-    for look_up in (lambda: program.inputs([path], None), lambda: program.output_folder(path)):
+    for look_up in (
+        lambda: program.inputs([path], None),
+        lambda: program.output_folder(path),
+        lambda: program.trees([path]),
+        lambda: named_paths.real("--mount", path),
+    ):
         with pytest.raises(SystemExit) as ended:
             look_up()
         said = refused(capsys)
@@ -159,6 +164,7 @@ def test_links_of_the_person_and_of_the_system_are_followed(
     (home / "mine").symlink_to(tmp_path / "data")
     (found,) = program.inputs([home / "mine/a"], None)
     assert found.source == (tmp_path / "data/a").resolve()
+    assert program.trees([home / "mine"]) == ((tmp_path / "data").resolve(),)
     assert named_paths.real("--output", Path("/proc/self")) == Path(f"/proc/{os.getpid()}")
 
 
@@ -240,7 +246,7 @@ def test_an_output_folder_that_cannot_be_written_is_told(
 def test_trees_are_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert program.trees([tmp_path]) == (tmp_path.resolve(),)
     with pytest.raises(SystemExit):
-        program.trees([Path(sys.executable)])
+        program.trees([Path(sys.executable).resolve()])
     assert "not a folder" in refused(capsys)
 
 

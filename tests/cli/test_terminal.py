@@ -82,7 +82,7 @@ def test_json_text_means_the_same_and_is_harmless(value: object) -> None:
     assert invisible.without_hidden(text) == (text, 0)
 
 
-@given(st.text(), st.integers(min_value=1, max_value=50))
+@given(st.text(), st.integers(min_value=4, max_value=50))
 def test_cut_text_is_no_longer_than_wanted(text: str, most: int) -> None:
     assert len(terminal.cut(text, most)) <= most
 
@@ -140,3 +140,42 @@ def test_a_table_is_as_wide_with_colours_as_without(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(terminal, "painted", lambda text, kind, file=None: f"\x1b[1m{text}\x1b[0m" if kind else text)
     coloured = terminal.table(("ID", "STATE", "NAME"), rows)
     assert coloured != plain and re.sub(r"\x1b\[\d+m", "", coloured) == plain
+
+
+# ── Names that others chose ──
+
+
+@pytest.mark.parametrize("name", ["create_ticket", "ses_1a2b", "file:///docs/a.txt", "desk/echo", "a=b&c#d~e@f,g"])
+def test_a_plain_name_stands_as_it_is(name: str) -> None:
+    assert terminal.foreign(name) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("two words", '"two words"'),
+        ("", '""'),
+        (" edge ", r'"\x20edge\x20"'),
+        ("a   b", r'"a \x20\x20b"'),
+        ("a\nb\tc", r'"a\nb\tc"'),
+        ("a\u00a0b\u3000c", r'"a\u{a0}b\u{3000}c"'),
+        ('say "no"', r'"say \"no\""'),
+        ("a\x1b[2Jb\u202e", r'"a\x1b[2Jb\u{202e}"'),
+        ("x" * 61, '"' + "x" * 60 + '…" (61 characters)'),
+        ("語" * 31, '"' + "語" * 30 + '…" (31 characters)'),
+        ("±" * 31, '"' + "±" * 30 + '…" (31 characters)'),
+    ],
+)
+def test_a_name_that_others_chose_cannot_pass_for_a_line_or_a_column_of_ours(name: str, shown: str) -> None:
+    assert terminal.foreign(name) == shown
+
+
+def test_a_cell_of_a_table_cannot_pass_for_two() -> None:
+    first, second = terminal.table(None, [("a", "b"), ("x  y", "z")]).splitlines()
+    assert (first.split(), second) == (["a", "b"], r"x \x20y  z")
+
+
+def test_what_a_terminal_may_show_in_two_columns_is_broken_in_time() -> None:
+    for wide in ("語", "±"):
+        shown = terminal.within(terminal.MARGIN + wide * 60, 80)
+        assert all(len(line.lstrip(" |:")) * 2 + 6 <= 80 for line in shown.splitlines()) and shown.count(wide) == 60

@@ -99,6 +99,16 @@ def test_what_is_wrong_is_said_before_anything_runs(folders: dict[str, str], wor
     assert done.returncode == 2 and why in done.stderr.decode() and not done.stdout
 
 
+def test_no_link_in_a_folder_that_somebody_filled_leads_a_mount_elsewhere(
+    folders: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "private").mkdir()
+    (tmp_path / "cloned").mkdir()
+    (tmp_path / "cloned/data").symlink_to("../private")
+    done = wrap(folders, "--mount", f"{tmp_path}/cloned/data:/data:rw", "--", "true")
+    assert done.returncode == 2 and "cloned/data is a link, which is not followed" in done.stderr.decode()
+
+
 def test_its_workspace_has_the_size_that_was_asked_for(folders: dict[str, str]) -> None:
     done = wrap(folders, "--disk", "1.5G", "--memory", "256M", "--", "sh", "-c", "df -k . | tail -n 1")
     assert (done.returncode, done.stdout.split()[1]) == (0, b"%d" % (1536 << 10)), done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import typer
 
 from ringfence import identity
 from ringfence.cli import common
-from ringfence.cli.terminal import MARGIN, confirm, cut, json_text, moment, quoted, safe
+from ringfence.cli.terminal import MARGIN, confirm, cut, foreign, json_text, moment, quoted, safe
 from ringfence.core import system
 from ringfence.core.errors import Refused
 from ringfence.core.model import Json, Person
@@ -225,7 +226,7 @@ def _what(approval: Approval) -> str:
     server = approval.summary.get("server")
     mode = approval.summary.get("mode")
     on = f" on server {server}" if server else ""
-    return safe(f"{approval.tool}{on}{f' ({mode})' if mode else ''}")
+    return f"{foreign(approval.tool)}{safe(f'{on} ({mode})' if mode else on)}"
 
 
 def _about(approval: Approval) -> Iterator[str]:
@@ -246,11 +247,11 @@ def _about(approval: Approval) -> Iterator[str]:
     yield safe(f"  rule       {approval.rule}; may answer: {roles}{own}{many}")
     session = approval.summary.get("session")
     if isinstance(session, dict):
-        yield safe(f"  session    {_session(session)}")
+        yield f"  session    {_session(session)}"
         if session.get("runs_on"):
             yield safe(f"             {session['runs_on']}")
     if snapshot := approval.summary.get("snapshot"):
-        yield safe(f"  snapshot   {snapshot}")
+        yield f"  snapshot   {foreign(str(snapshot))}"
     for given in approval.answers:
         yield safe(f"  answered   {given.person}: {'yes' if given.approve else 'no'}")
 
@@ -258,9 +259,9 @@ def _about(approval: Approval) -> Iterator[str]:
 def _session(shown: Json) -> str:
     name, step = shown.get("id"), shown.get("after_step")
     if step is None:
-        return str(name)
+        return foreign(str(name))
     after = f"after its step {step}; void where the session goes on before the answer is used"
-    return f"{name}, {after}" if name else after
+    return f"{foreign(str(name))}, {after}" if name else after
 
 
 def _span(seconds: float) -> str:
@@ -276,7 +277,7 @@ def _span(seconds: float) -> str:
 def _place(config_path: Path | None, demo: bool) -> str:
     if demo:
         return " --demo"
-    return f" --config {config_path}" if config_path is not None else ""
+    return f" --config {safe(shlex.quote(str(config_path)))}" if config_path is not None else ""
 
 
 def _as_json(approval: Approval) -> Json:

@@ -102,6 +102,8 @@ def _fail(exc: Exception) -> None:
         text = str(exc)
     elif isinstance(exc, ModuleNotFoundError) and exc.name == "re2":
         text = _NO_RE2
+    elif isinstance(exc, UnicodeEncodeError):
+        text = "a name of a file or folder that this needs is not UTF-8 text; rename it, or work elsewhere"
     elif isinstance(exc, OSError):
         text = f"{exc.filename}: {exc.strerror}" if exc.filename and exc.strerror else str(exc)
     else:

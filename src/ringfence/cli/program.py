@@ -206,14 +206,17 @@ def trees(given: list[Path]) -> tuple[Path, ...]:
         return ()
     from ringfence.config.folders import touches_credentials  # noqa: PLC0415 - most name none
 
+    found: list[Path] = []
     for path in given:
-        if not path.is_dir():
+        place = named_paths.real("--tree", path)
+        if not place.is_dir():
             running.fail(f"--tree {path}: not a folder", 2)
-        if not os.access(path, os.R_OK | os.X_OK):
+        if not os.access(place, os.R_OK | os.X_OK):
             running.fail(f"--tree {path}: cannot be read", 2)
-        if why := touches_credentials(os.path.realpath(path)):
+        if why := touches_credentials(str(place)):
             running.fail(f"--tree {path}: holds {why}; name a folder without it", 2)
-    return tuple(path.resolve() for path in given)
+        found.append(place)
+    return tuple(found)
 
 
 def environment(given: list[str], option: str = "--env") -> dict[str, str]:

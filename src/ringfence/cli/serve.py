@@ -27,7 +27,7 @@ from starlette.types import Scope
 from ringfence import config, identity
 from ringfence.audit.explain import summary
 from ringfence.cli import common
-from ringfence.cli.terminal import safe
+from ringfence.cli.terminal import foreign, safe
 from ringfence.compose.gateway import App
 from ringfence.config import Config, GatewaySettings
 from ringfence.config.settings import exposed
@@ -289,7 +289,7 @@ How each ends is printed below; `ringfence audit explain last --demo` explains i
 async def _narrate(app: App, demo: bool, file: TextIO) -> None:
     """Tell the person at the terminal which calls wait for an approval and, in the demo, how each call ends."""
     store = app.store
-    place = " --demo" if demo else f" --config {shlex.quote(str(app.config.path))}"
+    place = " --demo" if demo else f" --config {safe(shlex.quote(str(app.config.path)))}"
     asked: set[str] = set()
     printed = 0
     while True:
@@ -301,7 +301,7 @@ async def _narrate(app: App, demo: bool, file: TextIO) -> None:
             approval = None if question in asked else store.reader().approval(question, brief=True)
             if approval is not None and approval.state == "pending":
                 answer = f"{_own_command()} approvals approve {approval.id}{place}"
-                await _tell(f"A call to {safe(approval.tool)} needs an approval: {answer}", file)
+                await _tell(f"A call to {foreign(approval.tool)} needs an approval: {answer}", file)
         asked = set(waiting)
         if not demo:
             continue

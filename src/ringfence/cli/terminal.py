@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import unicodedata
 from collections.abc import Sequence
@@ -21,6 +22,10 @@ _CONTINUED = "    : "
 _USUAL = 80
 _NARROWEST = 40
 _LONGEST_ANSWER = 1024
+_LONGEST_NAME = 60
+_PLAIN = re.compile(r"[\w.:/@%+~#?&=,-]+", re.ASCII)
+_BLANKS = re.compile(r"(?<= ) +|[^\S \n\t]+|^ +| +$")
+"""What would look like one blank, like the edge of a line or like a column."""
 
 
 def safe(text: str, *, lines: bool = False) -> str:
@@ -58,10 +63,17 @@ def within(text: str, columns: int) -> str:
 def _end(line: str, start: int, columns: int) -> int:
     """Where the part that fits into so many columns ends."""
     for place in range(start, len(line)):
-        columns -= 2 if unicodedata.east_asian_width(line[place]) in "WF" else 1
+        columns -= _columns_of(line[place])
         if columns < 0:
             return max(place, start + 1)
     return len(line)
+
+
+def _columns_of(character: str) -> int:
+    """How many columns of a line a terminal may give to it: where terminals differ, or it is younger than Python, as
+    many as the widest do."""
+    wide = unicodedata.east_asian_width(character) in "WFA" or unicodedata.category(character) == "Cn"
+    return 2 if wide else 1
 
 
 def columns(descriptor: int) -> int:
@@ -72,9 +84,25 @@ def columns(descriptor: int) -> int:
 
 
 def cut(text: str, most: int) -> str:
-    """One line, escaped, no longer than `most`."""
+    """One line, escaped, no wider than `most`."""
     line = safe(text[: most + 1])
-    return line if len(line) <= most else line[: most - 1] + "…"
+    return line if _end(line, 0, most) == len(line) else line[: _end(line, 0, most - 1)] + "…"
+
+
+def _blanks(found: re.Match[str]) -> str:
+    return "".join(map(invisible.escape, found.group()))
+
+
+def foreign(name: str) -> str:
+    """A name that others chose (a URI, a session, a folder), on a line of ours: whatever is in it, the line stays one
+    line that is ours and is not much wider. A plain word stands as it is, anything else in quotes."""
+    if len(name) <= _LONGEST_NAME and _PLAIN.fullmatch(name):
+        return name
+    inner = _BLANKS.sub(_blanks, name[: _LONGEST_NAME + 1])
+    inner = safe(inner.replace('"', r"\""))
+    if (end := _end(inner, 0, _LONGEST_NAME)) < len(inner) or len(name) > _LONGEST_NAME:
+        return f'"{inner[:end]}…" ({len(name)} characters)'
+    return f'"{inner}"'
 
 
 def json_text(value: Any, *, indent: int | None = 2) -> str:
@@ -115,7 +143,7 @@ def word(text: str) -> str:
 
 def table(heads: Sequence[str] | None, rows: Sequence[Sequence[object]], most: int = 120) -> str:
     """Rows beneath each other, with a head where there is one, each cell on one line and escaped."""
-    lines = [["-" if cell is None else cut(str(cell), most) for cell in row] for row in rows]
+    lines = [["-" if cell is None else cut(_BLANKS.sub(_blanks, str(cell)), most) for cell in row] for row in rows]
     shown = [list(heads), *lines] if heads is not None else lines
     widths = [max(len(line[n]) for line in shown) for n in range(len(shown[0]))]
     out = []

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import anyio
 import typer
 
-from ringfence.cli import common, options, program
+from ringfence.cli import common, named_paths, options, program
 from ringfence.cli.streams import StdinPipe
 from ringfence.cli.terminal import safe
 from ringfence.config import paths, validators
@@ -116,9 +116,10 @@ def _mounts(given: list[str], unsafe: str) -> tuple[Mount, ...]:
         mode = words.pop() if words[-1] in ("ro", "rw") and len(words) > 1 else "ro"
         if len(words) not in (1, 2) or not all(words):
             common.fail(f"--mount {text}: write HOST:AT, HOST:AT:ro or HOST:AT:rw", 2)
-        host = str(paths.resolve(words[0], Path()))
+        named = paths.resolve(words[0], Path())
+        host = str(named_paths.real("--mount", named))
         try:
-            mount = Mount(host, words[1] if len(words) == 2 else host, "rw" if mode == "rw" else "ro", unsafe)
+            mount = Mount(host, words[1] if len(words) == 2 else str(named), "rw" if mode == "rw" else "ro", unsafe)
             out.append(declared(mount, Path()))
         except ValueError as exc:
             common.fail(f"--mount {text}: {str(exc).replace('unsafe: REASON', '--unsafe REASON')}", 2)

@@ -57,6 +57,12 @@ _LOOPBACK = schema.GatewaySection().listen
 def load(path: Path) -> Config:
     """Read a configuration file. Raises ConfigError with every problem at once, sorted by place."""
     absolute = paths.resolve(str(path), Path())
+    try:
+        str(absolute).encode()
+    except UnicodeEncodeError:
+        # Paths are part of what is digested, recorded and shown, and are text there.
+        why = "lies in a folder whose name is not UTF-8 text; rename it, or move the file"
+        raise ConfigError([Problem(str(path), 1, 1, why)]) from None
     text, problems = yaml.read_file(absolute, str(path))
     if text is None:
         raise ConfigError(problems)

@@ -187,7 +187,9 @@ class Budget:
         """`guard_loops` is for callers that may not know what they do: models."""
         self._clock = clock
         self._guard_loops = guard_loops
-        self._buckets: _Recent[tuple[str, str], _Bucket] = _Recent(kept, lambda bucket: not bucket.running and not bucket.returning)
+        self._buckets: _Recent[tuple[str, str], _Bucket] = _Recent(
+            kept, lambda bucket: not bucket.running and not bucket.returning
+        )
         # By the digest of the call, which covers its name: a caller may give that any length.
         self._streaks: _Recent[tuple[str, str], _Streak] = _Recent(min(kept, 2000), lambda streak: True)
 
