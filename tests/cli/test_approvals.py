@@ -144,7 +144,7 @@ def test_the_name_of_what_is_asked_for_cannot_pass_for_a_line_of_ours(store: Sto
     ask(store, tool=name, summary={"arguments": {}, "server": "docs", "session": {"id": "ses_a  rule  any"}})
     listed = gateways.run("approvals", "list").stdout
     title = listed.splitlines()[0].partition("  ")[2]
-    assert title.startswith(r'"file:///docs/a \x20') and title.endswith(f'…" ({len(name)} characters) on server docs')
+    assert title.startswith(r'"file:///docs/a\x20') and title.endswith(f'…" ({len(name)} characters) on server docs')
     assert len(title) < 110 and r'session    "ses_a \x20rule \x20any"' in listed
 
 

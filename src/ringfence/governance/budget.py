@@ -47,6 +47,9 @@ class _Bucket:
     returning: list[asyncio.Event] = field(default_factory=list)
     """Of calls that have begun and wait for a place to go on; each is set when a place may be free."""
 
+    def is_idle(self) -> bool:
+        return not self.running and not self.returning
+
     def give_back(self) -> None:
         self.running -= 1
         for waiting in self.returning:
@@ -187,9 +190,7 @@ class Budget:
         """`guard_loops` is for callers that may not know what they do: models."""
         self._clock = clock
         self._guard_loops = guard_loops
-        self._buckets: _Recent[tuple[str, str], _Bucket] = _Recent(
-            kept, lambda bucket: not bucket.running and not bucket.returning
-        )
+        self._buckets: _Recent[tuple[str, str], _Bucket] = _Recent(kept, _Bucket.is_idle)
         # By the digest of the call, which covers its name: a caller may give that any length.
         self._streaks: _Recent[tuple[str, str], _Streak] = _Recent(min(kept, 2000), lambda streak: True)
 
