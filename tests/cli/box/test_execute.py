@@ -58,6 +58,25 @@ def test_a_command_gets_our_stdin_our_variables_and_a_folder(box: str) -> None:
     assert ended.stdout == "typed\nb\n/tmp\n", ended.stderr
 
 
+def test_what_earlier_steps_wrote_since_is_printed_on_stderr(box: str) -> None:
+    # The thread waits for a file that the second step makes, and has written when that is over.
+    waiting = """
+import os, threading, time
+def write():
+    while not os.path.exists("/tmp/go"):
+        time.sleep(0.01)
+    print("from before")
+    open("/tmp/gone", "w").close()
+threading.Thread(target=write).start()
+"""
+    assert run("box", "exec", box, "-c", waiting).returncode == 0
+    seen = run("box", "exec", box, "--shell", "touch /tmp/go; until [ -e /tmp/gone ]; do sleep 0.05; done; echo now")
+    assert seen.stdout == "now\n"
+    after = run("box", "exec", box, "-c", "'value'")
+    assert after.stdout == "'value'\n"
+    assert "stdout of what earlier steps left running:\nfrom before\n" in seen.stderr + after.stderr
+
+
 def test_a_command_in_the_background_is_started_and_left(box: str) -> None:
     started = json.loads(run("box", "exec", box, "--shell", "sleep 600", "--background", "--json").stdout)
     assert started["running"] is True

@@ -18,7 +18,7 @@ from ringfence.cli.streams import Sink, StdinPipe
 from ringfence.cli.terminal import safe
 from ringfence.core.box import Attached
 from ringfence.sdk.client import given
-from ringfence.sdk.execution import CommandResult, Execution, cell, command_result, value
+from ringfence.sdk.execution import CommandResult, Execution, Logs, cell, command_result, value
 
 _CHUNK = 65536
 _CODES = {"success": 0, "timeout": 124, "killed": 137}
@@ -46,8 +46,9 @@ def exec_(
 ) -> None:
     """Run Python in a box, with the variables and imports of earlier steps, or a shell command.
 
-    Output is printed as it is written, and then the value of the last expression. A --shell command gets our stdin
-    unless that is a terminal. Ctrl-C interrupts the step; the box and its variables stay.
+    Output is printed as it is written, and then the value of the last expression. What threads, tasks and processes of
+    earlier steps wrote since the last step is printed on stderr. A --shell command gets our stdin unless that is a
+    terminal. Ctrl-C interrupts the step; the box and its variables stay.
 
     The exit code is the program's: 1 for an exception. Ringfence's own are: 2 wrong usage or no such box, 124 timeout,
     125 the box itself failed, 126 refused by policy, 137 killed by a limit.
@@ -91,6 +92,7 @@ async def _python(config_path: Path | None, id: str, wanted: dict[str, Any], as_
         common.dump({**asdict(ended), "text": ended.text})
     else:
         _show(ended)
+        _show_late(ended.late)
     return (sink.lost if sink is not None else None) or _code(ended)
 
 
@@ -106,6 +108,15 @@ def _show(ended: Execution) -> None:
         print(safe(text, lines=True), file=sys.stderr)
     if not ended.alive:
         print("ringfence: the interpreter is gone, with its variables; the next step has a fresh one", file=sys.stderr)
+
+
+def _show_late(late: Logs) -> None:
+    """Print what threads, tasks and processes of earlier steps wrote since the last step. On stderr: on stdout it would
+    be taken for output of this step."""
+    for name, pieces in (("stdout", late.stdout), ("stderr", late.stderr)):
+        if text := "".join(pieces).rstrip("\n"):
+            print(f"ringfence: {name} of what earlier steps left running:", file=sys.stderr)
+            print(safe(text, lines=True), file=sys.stderr)
 
 
 def _code(ended: Execution) -> int:
@@ -147,6 +158,7 @@ async def _command(config_path: Path | None, id: str, wanted: dict[str, Any], as
         common.dump(asdict(ended))
     else:
         _explain(ended)
+        _show_late(ended.late)
     return (sink.lost if sink is not None else None) or ended.exit_code
 
 
