@@ -93,13 +93,21 @@ def test_landlock_that_was_given_up_is_weaker() -> None:
     assert verb._accepted(finding, SandboxSettings(accept_missing=("landlock",))).state == "weaker"
 
 
-@pytest.mark.parametrize("words", [("host",), ("run", "-c", "1")], ids=["host", "run"])
+@pytest.mark.parametrize(
+    "words", [("host",), ("run", "-c", "1"), ("init", "--from", "clients.json")], ids=lambda words: words[0]
+)
 def test_a_real_refusal_names_its_cause_and_what_to_run(words: tuple[str, ...], tmp_path: Path) -> None:
     if any(how.number for how in diagnosis.try_steps().values()):
         pytest.skip("this host refuses something else")
+    # A server that keeps data: what it would have of a volume is not the question here.
+    memory = {"command": "npx", "args": ["-y", "@modelcontextprotocol/server-memory"]}
+    if words[0] == "init":
+        (tmp_path / "clients.json").write_text(json.dumps({"mcpServers": {"memory": memory}}))
+        words = ("init", "--from", str(tmp_path / "clients.json"), "--output", str(tmp_path / "made.yaml"))
     ran = command(*words, through=(sys.executable, "-I", "-S", refusing.__file__, "namespaces"))
     assert ran.returncode == (1 if words == ("host",) else 125), ran.stderr
     shown = " ".join((ran.stdout + ran.stderr).split())
+    assert "maps no ids" not in shown
     assert "user.max_user_namespaces is 0" in shown and "ringfence host --fix" in shown
 
 

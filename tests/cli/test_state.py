@@ -270,6 +270,18 @@ def test_what_a_configuration_wants_stays(state: Path) -> None:
     assert "left npm (" in shown.stdout and "There is nothing to remove." in shown.stdout
 
 
+def test_what_a_configuration_elsewhere_pins_stays_once_its_server_was_to_start(state: Path) -> None:
+    pinned, other = fetched(state, "npm", "left-pad"), fetched(state, "npm", "right-pad")
+    text = f"servers: {{pad: {{command: [node, x], packages: {{from: npm, names: [left-pad], tree: '{pinned}'}}}}}}\n"
+    path = gateways.write(state.parent, HEADER + text + "capabilities: {pad: {mode: read}}\n", "named.yaml")
+    assert "pad" in gateways.run("call", "pad", "--config", path, cwd=state.parent).stderr
+    found = told("prune", "--yes", cwd=state.parent)
+    assert [each["digest"] for each in found["removed"]] == [other]
+    assert [each["why"] for each in found["left"]] == [f"server pad of {path} pins it"]
+    path.unlink()
+    assert [each["digest"] for each in told("prune", "--yes", cwd=state.parent)["removed"]] == [pinned]
+
+
 def test_what_a_broken_configuration_pins_is_not_known(state: Path) -> None:
     digest, folder = fetched(state, "npm", "left-pad"), wheel(state, "six-1.0-py3-none-any.whl")
     path = gateways.write(state.parent, HEADER, "named.yaml")

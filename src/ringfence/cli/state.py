@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import field
 from pathlib import Path
@@ -206,9 +206,9 @@ def _packages(folder: Path) -> Iterator[StatePlace]:
     def of(*kinds: str) -> tuple[Path, ...]:
         return tuple(entry.path for entry in found if entry.kind in kinds)
 
-    how = "`ringfence state prune` removes what no configuration here wants and no process uses"
+    how = "`ringfence state prune` removes what no configuration wants and no process uses"
     purpose = "fetched packages of npm and PyPI, for servers and boxes"
-    parts = (*of("npm", "pypi"), root / "asked", root / ".lock")
+    parts = (*of("npm", "pypi"), root / "asked", root / "configurations", root / ".lock")
     yield StatePlace("packages", root, purpose, how, parts, removable=True, problems=problems)
     yield StatePlace("images", root, "unpacked container images, for servers", how, of("image"), removable=True)
     how = "`ringfence state prune` removes it if no process uses it"
@@ -264,9 +264,9 @@ def prune(
 ) -> None:
     """Remove what can be fetched again: packages, images, wheels, and leftovers of ended processes.
 
-    It shows what goes, and asks on the terminal. What the configuration pins, what its templates install, and what a
-    running process uses stays. The log, keys, sessions, snapshots and volumes are never touched. A gateway and a keeper
-    may run meanwhile.
+    It shows what goes, and asks on the terminal. What a configuration pins or its templates install stays, wherever you
+    are: the one used here, and every one whose servers ran from these packages. So does what a running process uses.
+    The log, keys, sessions, snapshots and volumes are never touched. A gateway and a keeper may run meanwhile.
 
     \b
     ringfence state prune
@@ -276,7 +276,7 @@ def prune(
     folder = common.state_of(config_path, demo=False)
     _check_own(folder)
     cache = PackageCache(folder / FOLDER)
-    wanted = WantedTrees.of(folder, config_path)
+    wanted = WantedTrees.of(folder, dict.fromkeys([*_configurations(config_path), *cache.configurations()]))
     going: list[CacheEntry] = []
     left: list[Json] = []
     for entry in _entries(cache):
@@ -350,10 +350,10 @@ class WantedTrees:
     """Why it is not known what is wanted."""
 
     @classmethod
-    def of(cls, folder: Path, named: Path | None) -> WantedTrees:
+    def of(cls, folder: Path, configurations: Iterable[Path]) -> WantedTrees:
         wanted = cls({}, [])
         real = os.path.realpath(folder)
-        for path in _configurations(named):
+        for path in configurations:
             try:
                 settings = config.load(path)
             except ConfigError:
@@ -425,7 +425,8 @@ def _agreed(folder: Path, going: Sequence[CacheEntry]) -> bool:
     total = short_size(sum(each["bytes"] for each in described))
     shown = "\n".join(f"{MARGIN}{safe(_title(each))}" for each in described)
     where = f"In {safe(os.path.realpath(folder / FOLDER))}:"
-    note = "What another configuration pins is not known here, and has to be fetched again: ringfence init --fetch"
+    unknown = "What a configuration pins that was never used is not known"
+    note = f"{unknown}, and has to be fetched again: ringfence init --fetch"
     try:
         return confirm(f"{where}\n{shown}\n{note}", f"Remove these, {total} together?")
     except Unavailable as exc:

@@ -161,6 +161,7 @@ class App:
                         yield app
                     finally:
                         app.front.close()
+                        app.pool.close()
                         with anyio.CancelScope(shield=True):
                             await app.front.refusals.flush()
                             await app.pins.record_counted_changes()
@@ -256,7 +257,7 @@ class App:
                 "server %s runs on this host without a box (isolation: none): %s", spec.name, " ".join(spec.command)
             )
         if spec.packages is not None:
-            await anyio.to_thread.run_sync(verify, spec)
+            await anyio.to_thread.run_sync(verify, spec, self.config.path)
         await self.pipeline.server_start(spec, principal, start)
 
     async def _unasked(self, spec: ServerSpec, principal: Principal, network: Json) -> None:

@@ -51,10 +51,13 @@ def mount(tree: Tree) -> Mount:
     return Mount(str(tree.folder), AT, "ro")
 
 
-def verify(spec: ServerSpec) -> None:
+def verify(spec: ServerSpec, configuration: Path | None) -> None:
     """Every byte of the packages that a server is about to run from, whenever it does. Raises Unavailable."""
     if spec.packages is not None:
-        PackageCache(Path(spec.packages.folder).parents[1]).tree(spec.packages.tree)
+        cache = PackageCache(Path(spec.packages.folder).parents[1])
+        cache.tree(spec.packages.tree)
+        if configuration is not None:
+            cache.used_by(configuration)
 
 
 async def fetch(state: Path, settings: SandboxSettings, wanted: InstallRequest) -> Tree:

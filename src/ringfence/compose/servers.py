@@ -174,7 +174,7 @@ async def inspect_server(
     from ringfence.upstream.pool import ConnectionPool, ServerAccess  # noqa: PLC0415 - it loads the clients of servers
 
     try:
-        await anyio.to_thread.run_sync(verify, spec)
+        await anyio.to_thread.run_sync(verify, spec, configuration)
         backend = make_backend(settings)
     except Unavailable as exc:
         return ServerInspection(problem=exc.message)

@@ -38,6 +38,8 @@ _ABANDONED_SECONDS = 86_400
 _LOCK = ".lock"
 _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | system.PRIVATE
 _MOST_ASKED_BYTES = 1000
+_CONFIGURATIONS = "configurations"
+_MOST_PATH_BYTES = 4096
 _PREPARING = 0
 _WHEELS = 1
 _FIRST_TREE = 2
@@ -179,6 +181,31 @@ class PackageCache:
         part = place.with_name(f".{secrets.token_hex(8)}")
         part.write_text(tree.digest, encoding="ascii")
         os.rename(part, place)
+
+    # ── Which configurations pin trees ──
+
+    def used_by(self, configuration: Path) -> None:
+        """Note that this configuration pins trees of this cache. Where it cannot be noted, a later pruning may remove
+        what it pins, and that has to be fetched again."""
+        path = os.path.realpath(configuration)
+        place = self._folder / _CONFIGURATIONS / hashlib.sha256(os.fsencode(path)).hexdigest()
+        with suppress(OSError):
+            if place.exists():
+                return
+            _private(place.parent)
+            part = place.with_name(f".{secrets.token_hex(8)}")
+            part.write_bytes(os.fsencode(path))
+            os.rename(part, place)
+
+    def configurations(self) -> list[Path]:
+        """The configurations that were noted, and are still there."""
+        found: list[Path] = []
+        with suppress(OSError):
+            for place in sorted((self._folder / _CONFIGURATIONS).iterdir()):
+                path = Path(os.fsdecode(place.read_bytes()[:_MOST_PATH_BYTES]))
+                if place.name[:1] != "." and path.is_file():
+                    found.append(path)
+        return found
 
     # ── What can be removed ──
 

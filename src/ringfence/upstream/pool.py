@@ -286,8 +286,12 @@ class ConnectionPool:
             try:
                 yield
             finally:
-                self._group = None
+                self.close()
                 group.cancel_scope.cancel()
+
+    def close(self) -> None:
+        """Start nothing more. That servers end from now on is no news: what they run in is being ended."""
+        self._group = None
 
     def replace_servers(self, servers: Mapping[str, ServerSpec]) -> None:
         """Apply a reload: close the connections to servers that are gone or changed."""

@@ -100,8 +100,10 @@ def _take(source: Path, output: Path, yes: frozenset[str], plain: frozenset[str]
     try:
         taken = common.run(takeover.take_over, takeover.InitRequest(source, output, yes, scripts, plain))
         config.loads(taken.text, file=str(output), base=output.absolute().parent)
-    except (ConfigError, Unavailable) as exc:
+    except ConfigError as exc:
         common.fail(str(exc), 1)
+    except Unavailable as exc:
+        common.fail(str(exc), _NO_BOX if exc.reason_code == "missing_protection" else 1)
     _write(output, taken.text)
     takeover.report(taken, output)
 
@@ -143,6 +145,7 @@ async def _fetched(path: Path) -> bool:
             well = False
             continue
         if tree.digest == pin.tree:
+            packages.package_cache(settings.gateway.state).used_by(settings.path)
             print(safe(f"{server.name}: as it was pinned"))
             continue
         well = False

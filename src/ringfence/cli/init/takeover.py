@@ -32,6 +32,7 @@ from ringfence.core.model import Definition, Json
 from ringfence.core.record import dataclass
 from ringfence.packages.cache import AT, Tree
 from ringfence.packages.install import InstallRequest
+from ringfence.sandbox.process.host import diagnosis
 from ringfence.sandbox.servers.volumes import is_free, owner_of
 from ringfence.sandbox.tools.toolkit import offered_tools
 
@@ -81,6 +82,8 @@ async def take_over(request: InitRequest) -> TakenOver:
     """The configuration to write, with its definitions accepted. Raises ConfigError, Unavailable."""
     file = clientfiles.read(request.source)
     _heard(file, request)
+    if any(server.url is None and not server.unusable for server in file.servers):
+        await anyio.to_thread.run_sync(_need_boxes)
     planner = Planner(file, request.plain | await _said_plain(file, request))
     taken = TakenOver(file, planner.plans(), planner.secrets)
     _keep_apart(taken, request.output)
@@ -112,6 +115,13 @@ def _heard(file: ClientFile, request: InitRequest) -> None:
     for option, given, there in (("--yes", request.yes, servers), ("--plain", request.plain, variables)):
         for name in sorted(given - there):
             print(safe(f"{option} {name}: {file.path} has nothing of that name"), file=sys.stderr)
+
+
+def _need_boxes() -> None:
+    """Before anybody is asked anything: where no box can be made, no server can be fetched or started."""
+    found = diagnosis.diagnose_refusals()
+    if found.missing:
+        raise Unavailable("missing_protection", f"no box can be made on this host: {found.sentence()}")
 
 
 def _fits(plan: ServerPlan, output: Path) -> None:
