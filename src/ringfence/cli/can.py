@@ -13,13 +13,13 @@ from ringfence.cli.terminal import painted, safe
 from ringfence.compose.offline import (
     AcceptedTools,
     catalog_of,
-    contracts_of,
     dispatcher_of,
     foresight_of,
     permissions_of,
     pins_of,
     principal_of,
 )
+from ringfence.compose.runs import contracts_of
 from ringfence.config import Config
 from ringfence.core import canonical
 from ringfence.core.errors import Refused, Unavailable

@@ -24,7 +24,16 @@ from ringfence import __version__, config, identity
 from ringfence.audit.keys import load_or_create
 from ringfence.compose import servers
 from ringfence.compose.packages import verify
-from ringfence.compose.runs import make_executor, make_router, own_contracts, own_definitions, own_lists, provision
+from ringfence.compose.runs import (
+    contracts_of,
+    make_executor,
+    make_router,
+    own_contracts,
+    own_definitions,
+    own_lists,
+    policy_of,
+    provision,
+)
 from ringfence.compose.secrets import ConfiguredSecrets, redacted_logs
 from ringfence.config import Config
 from ringfence.core import canonical
@@ -45,7 +54,6 @@ from ringfence.governance.guard import Guard, signed
 from ringfence.governance.permission import Permissions
 from ringfence.governance.pins import DefinitionPins
 from ringfence.governance.pipeline import Pipeline
-from ringfence.governance.policy import Policy
 from ringfence.governance.rulebook import Rulebook, implicit_contract
 from ringfence.governance.uris import normal_uri
 from ringfence.sandbox.tools.executor import Executor
@@ -291,7 +299,7 @@ class App:
         router = make_router(settings, lambda: secrets.broker(policy, self.store, permissions), installer)
         if self._executor is not None:
             self._executor.router = self._executor.broker = router
-            contracts = {**settings.contracts, **own_contracts(settings)}
+            contracts = contracts_of(settings)
             self._executor.networks = {name: contract.network for name, contract in contracts.items()}
         self.pool.use(servers.access(settings, self._executor or str(self._no_boxes), router))
         self.dispatcher.targets = DispatchTargets(settings.servers, settings.networks, router)
@@ -332,7 +340,7 @@ class App:
 
     def _rulebook(self, settings: Config) -> Rulebook:
         pinned = self.pins.pinned()
-        contracts = {**settings.contracts, **own_contracts(settings)}
+        contracts = contracts_of(settings)
         given = provision(settings.sandbox) if self._executor is None else self._executor.provision
         own = own_definitions(contracts, given, settings.networks, missing=self._no_boxes)
         return Rulebook(
@@ -346,12 +354,7 @@ class App:
                 standing=pinned.standing,
                 unseen=pinned.unseen,
             ),
-            policy=Policy(
-                settings.policy.rules,
-                preset=settings.policy.preset,
-                default=settings.policy.default,
-                environment=settings.environment,
-            ),
+            policy=policy_of(settings),
             approvals=Approvals(
                 self.store,
                 settings.approvals,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 
 from ringfence import identity
-from ringfence.compose.runs import NoServers, own_contracts, own_definitions, provision
+from ringfence.compose.runs import NoServers, contracts_of, own_definitions, policy_of, provision
 from ringfence.config.settings import Config
 from ringfence.core.model import Contract, Principal
 from ringfence.core.record import dataclass
@@ -15,24 +14,8 @@ from ringfence.governance.contract import Catalog, Standing
 from ringfence.governance.dispatch import Dispatcher, DispatchTargets
 from ringfence.governance.foresight import Foresight
 from ringfence.governance.permission import Permissions
-from ringfence.governance.policy import Policy
 from ringfence.store import PinRow, Reader
 from ringfence.store.schema import DATABASE
-
-
-def contracts_of(settings: Config) -> Mapping[str, Contract]:
-    """Every contract in force: those of the file, and the built-in ones of our own tools."""
-    return {**settings.contracts, **own_contracts(settings)}
-
-
-def policy_of(settings: Config, environment: str | None = None) -> Policy:
-    """The policy of a configuration, in its own environment or in another."""
-    return Policy(
-        settings.policy.rules,
-        preset=settings.policy.preset,
-        default=settings.policy.default,
-        environment=environment or settings.environment,
-    )
 
 
 def foresight_of(settings: Config, environment: str | None = None) -> Foresight:

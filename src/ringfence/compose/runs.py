@@ -149,6 +149,21 @@ def provision(settings: SandboxSettings) -> Provision:
     )
 
 
+def contracts_of(settings: Config) -> Mapping[str, Contract]:
+    """Every contract in force: those of the file, and the built-in ones of our own tools."""
+    return {**settings.contracts, **own_contracts(settings)}
+
+
+def policy_of(settings: Config, environment: str | None = None) -> Policy:
+    """The policy of a configuration, in its own environment or in another."""
+    return Policy(
+        settings.policy.rules,
+        preset=settings.policy.preset,
+        default=settings.policy.default,
+        environment=environment or settings.environment,
+    )
+
+
 def own_contracts(
     settings: Config, most_bytes: int | None = None, tools: Sequence[str] | None = None
 ) -> dict[str, Contract]:
@@ -234,12 +249,7 @@ class Runs:
         rules = Rulebook(
             environment=settings.environment,
             catalog=self._catalog(PROGRAMS),
-            policy=Policy(
-                settings.policy.rules,
-                preset=settings.policy.preset,
-                default=settings.policy.default,
-                environment=settings.environment,
-            ),
+            policy=policy_of(settings),
             approvals=Approvals(
                 store,
                 settings.approvals,

@@ -19,14 +19,13 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ringfence import config
 from ringfence.audit.keys import load_or_create
 from ringfence.cli.terminal import confirm, quoted, safe
-from ringfence.compose.runs import make_router
+from ringfence.compose.runs import make_router, policy_of
 from ringfence.compose.secrets import ConfiguredSecrets
 from ringfence.compose.servers import ServerInspection, inspect_server
 from ringfence.config import Config, writing
 from ringfence.core.errors import ConfigError, Unavailable
 from ringfence.core.model import Definition, Json
 from ringfence.core.record import dataclass
-from ringfence.governance.policy import Policy
 from ringfence.sandbox.servers.startup_diagnosis import MissingGrant
 from ringfence.store import Store
 
@@ -106,12 +105,7 @@ class _Learning:
         settings = _settings(granted(self._text, self._lesson.server, grants), self._lesson)
         safe_ = ConfiguredSecrets(settings)
         await safe_.load()
-        policy = Policy(
-            settings.policy.rules,
-            preset=settings.policy.preset,
-            default=settings.policy.default,
-            environment=settings.environment,
-        )
+        policy = policy_of(settings)
         router = make_router(settings, lambda: safe_.broker(lambda: policy, self._store))
         server = settings.servers[self._lesson.server]
         places = {"state": settings.gateway.state, "configuration": settings.path}

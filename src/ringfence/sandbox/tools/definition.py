@@ -296,9 +296,19 @@ LISTEN: Json = {
 ALLOW_PACKAGES: Json = {**PACKAGES, "description": "What its programs may install by themselves: names or patterns."}
 NETWORK: Json = {"anyOf": [TEXT, {"type": "array", "items": TEXT}]}
 """A name under `networks:`, or places as HOST[:PORT]."""
+ACCESS: Json = {
+    "trees": {"type": "array", "items": TEXT},
+    "mounts": MOUNTS,
+    "network": NETWORK,
+    "listen": LISTEN,
+    "secrets": {"type": "array", "items": TEXT},
+    "packages": PACKAGES,
+    "allow_packages": ALLOW_PACKAGES,
+}
+"""What a box may reach, as callers in this process say it for a run and for a session."""
+
 # An agent's model reads all of this before its first call, so it says only what the name of an argument does not.
 # Where a name is too long, or names nothing, the keeper of sessions refuses it with a message that says so.
-
 ONE: Json = {"session": TEXT}
 
 # ── Results ───────────────────────────────────────────────────────────────────────────────────────

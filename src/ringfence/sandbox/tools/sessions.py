@@ -11,15 +11,11 @@ from ringfence.core.model import Answer, Json, Mode, Status
 from ringfence.core.sessions import ForkProblem, SessionInfo
 from ringfence.sandbox.tools import request
 from ringfence.sandbox.tools.definition import (
-    ALLOW_PACKAGES,
+    ACCESS,
     DIGEST,
     FLAG,
     INFO,
-    LISTEN,
-    MOUNTS,
-    NETWORK,
     ONE,
-    PACKAGES,
     STATE,
     TEXT,
     TEXTS,
@@ -63,13 +59,7 @@ _OPENING_WIDE: Json = {
     "env": TEXTS,
     "auto_resume": FLAG,
     "retain": {"enum": ["none", "output"]},
-    "trees": {"type": "array", "items": TEXT},
-    "mounts": MOUNTS,
-    "network": NETWORK,
-    "listen": LISTEN,
-    "secrets": {"type": "array", "items": TEXT},
-    "packages": PACKAGES,
-    "allow_packages": ALLOW_PACKAGES,
+    **ACCESS,
     "memory_layout": {"enum": ["shared", "fresh"]},
     "inputs": {"type": "array", "items": DIGEST},
 }
