@@ -43,14 +43,22 @@ def contract(**more: object) -> Json:
 
 
 async def test_accepted_definitions(stage: Stage, end: End) -> None:
-    """Pinned on first use, they are what counts from then on."""
+    """Pinned on first use, they are what counts from then on; where people accept, once one of them has."""
     gateway = stage.start(stage.configure())
     assert (await ask(gateway, "append", stage.line("pinned"))).status == "success"
     end(gateway)
-    bare = {"placement": "unsafe_host", "env": {"STAGE": str(stage.folder)}}
-    strict = {"tools": {"command": SERVER, "pins": "accepted", **bare}}
-    with stage.serving(stage.configure(servers=strict)) as gateway:
+    with stage.serving(stage.configure()) as gateway:
         assert (await ask(gateway, "append", stage.line("still pinned"))).status == "success"
+    bare = {"placement": "unsafe_host", "env": {"STAGE": str(stage.folder)}}
+    strict = stage.configure(servers={"tools": {"command": SERVER, "pins": "accepted", **bare}})
+    gateway = stage.start(strict)
+    said = await ask(gateway, "append", stage.line("not accepted"))
+    assert (said.status, said.reason_code) == ("unavailable", "not_pinned")
+    code, told = stage.run("check", strict, "--accept", "--yes")
+    assert code == 0, told
+    end(gateway)
+    with stage.serving(strict) as gateway:
+        assert (await ask(gateway, "append", stage.line("accepted"))).status == "success"
     other = stage.folder / "other_server.py"
     other.write_text(Path(SERVER[1]).read_text().replace('"Appends a line to a file"', '"Removes a file"'))
     changed = {"tools": {"command": [SERVER[0], str(other)], "pins": "first_use", **bare}}
@@ -58,7 +66,7 @@ async def test_accepted_definitions(stage: Stage, end: End) -> None:
         with stage.serving(stage.configure(servers=changed)) as gateway:
             said = await ask(gateway, "append", stage.line("changed"))
         assert (said.status, said.reason_code) == ("unavailable", "pin_changed")
-    assert stage.done() == {"pinned": 1, "still pinned": 1}
+    assert stage.done() == {"pinned": 1, "still pinned": 1, "accepted": 1}
     assert len([r for r in stage.records(kind="pin_changed") if r.body["name"] == "append"]) >= 1
 
 
