@@ -103,6 +103,12 @@ def charts() -> Path:
     return _present(PYTHON_TOOLS / "charts" / "lib" / version / "site-packages" / "matplotlib", "matplotlib").parent
 
 
+def browser() -> Path:
+    """The folder with Playwright, which drives the system's chromium; tests of this Python's version can load it."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    return _present(PYTHON_TOOLS / "browser" / "lib" / version / "site-packages" / "playwright", "Playwright").parent
+
+
 def agents() -> Path:
     """A Python that has the MCP clients of agent frameworks."""
     return _present(PYTHON_TOOLS / "agents" / "bin" / "python", "agent frameworks")

@@ -284,7 +284,7 @@ async def test_places_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("/healthz", "127.0.0.1:8000", 200, []),
         ("/healthz", "evil.example", 421, ["foreign_host"]),
-        ("/console", "127.0.0.1:8000", 501, ["unknown_path"]),
+        ("/console", "127.0.0.1:8000", 404, ["unknown_path"]),
         ("/console/x", "evil.example", 421, ["foreign_host"]),
         ("/nowhere", "127.0.0.1:8000", 404, ["unknown_path"]),
         ("/nowhere", "evil.example", 421, ["foreign_host"]),

@@ -177,7 +177,7 @@ FORGED: dict[str, tuple[str, ...]] = {
     "the state": ("UPDATE approvals SET state = 'approved'",),
     "the state and an answer": (
         "UPDATE approvals SET state = 'approved'",
-        "INSERT INTO answers SELECT id, 'bob', 1, asked_at FROM approvals",
+        "INSERT INTO answers SELECT id, 'bob', 1, asked_at, NULL FROM approvals",
     ),
     "how many people": ("UPDATE approvals SET state = 'approved', people = 0",),
     "an unsigned record": (

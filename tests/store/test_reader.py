@@ -170,7 +170,7 @@ def test_an_answer_that_another_program_changed_is_said_to_be_unreadable(store: 
     question = ApprovalQuestion("d", "c1", "p", "t", "r", asked_at=now, expires_at=now + 600)
     identity = store.write_sync(lambda tx: tx.ask_approval(question)).id
     with sqlite3.connect(folder / "ringfence.db") as database:
-        database.execute("INSERT INTO answers VALUES (?, 'x', 1, 'y')", (identity,))
+        database.execute("INSERT INTO answers VALUES (?, 'x', 1, 'y', NULL)", (identity,))
     database.close()
     with pytest.raises(StoreError, match="cannot be read"):
         store.reader().approvals()

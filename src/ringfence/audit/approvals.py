@@ -50,10 +50,12 @@ class ProvenAnswer:
     place: Head
     account: Json | None = None
     """The account that gave it, by the kernel; None in records of versions that did not say."""
+    login: Json | None = None
+    """How the person had proved who they are, where a gateway gave it for them."""
 
     @property
     def giver(self) -> str:
-        return giver_of(self.person, self.account)
+        return giver_of(self.person, self.account, self.login)
 
 
 @plain
@@ -164,17 +166,23 @@ def _id(body: Json) -> Any:
 
 
 def _agreement(body: Json, place: Head) -> ProvenAnswer:
-    return ProvenAnswer(str(body.get("person")), float(body["at"]), place, _account(body))
+    return ProvenAnswer(str(body.get("person")), float(body["at"]), place, _object(body, "account"), login_of(body))
 
 
-def _account(body: Json) -> Json | None:
-    account = body.get("account")
-    return account if isinstance(account, dict) else None
+def _object(body: Json, name: str) -> Json | None:
+    found = body.get(name)
+    return found if isinstance(found, dict) else None
 
 
-def giver_of(person: str, account: Json | None) -> str:
-    """Who counts once, whatever people they answer as: an account, or a person where a record names no account."""
-    if account is None:
+def login_of(body: Json) -> Json | None:
+    """How whoever gave an answer had logged in, by the record of it."""
+    return _object(body, "login")
+
+
+def giver_of(person: str, account: Json | None, login: Json | None = None) -> str:
+    """Who counts once, whatever people they answer as: an account; or a person, where the record names no account, or
+    where they had a credential of their own, and the account is that of the gateway."""
+    if account is None or (login is not None and login.get("way") != "link"):
         return f"person {person}"
     uid = account.get("uid")
     return f"uid {uid}" if isinstance(uid, int) else f"account {account.get('name')}"
@@ -297,7 +305,7 @@ class ApprovalVerifier:
             answer = self._signed(entry, identity, ANSWERED)
             if answer is not None and answer.get("approve") is True and place and answer.get("asked") == place.hash:
                 agreed.add(answer.get("person"))
-                givers.add(giver_of(str(answer.get("person")), _account(answer)))
+                givers.add(giver_of(str(answer.get("person")), _object(answer, "account"), login_of(answer)))
         count = min(len(agreed), len(givers))
         if count < (wanted := _count(question)):
             return f"ran on approval {identity}, which this log has {count} of {wanted} people agree to"

@@ -292,7 +292,11 @@ def _approval(story: Json, records: list[Json], public: Ed25519PublicKey | None)
                 continue
             shown = f", shown {_short(record.get('shown'))}" if _text(record.get("shown")) else ""
             verb = "approved" if agreed else "refused"
-            out.append(f"{name or 'a person without a name'} {verb} it{_at(record.get('at'))} ({approval}{shown})")
+            way = _text(_part(record, "login").get("way"))
+            by = f" in the console, logged in by {way}" if way else ""
+            why = f": {_text(record.get('reason'))}" if _text(record.get("reason")) else ""
+            said = f"{name or 'a person without a name'} {verb} it{by}{_at(record.get('at'))}"
+            out.append(f"{said} ({approval}{shown}){why}")
         elif _kind(record) == "approval_void":
             why = _text(record.get("why")).replace("_", " ")
             out.append(f"{approval} became void{_at(record.get('at'))}{f' ({why})' if why else ''}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +17,20 @@ from ringfence.cli.terminal import MARGIN, confirm, cut, foreign, json_text, mom
 from ringfence.core import system
 from ringfence.core.errors import Refused
 from ringfence.core.model import Json, Person
-from ringfence.governance.approvals import answer, objection
-from ringfence.governance.guard import UNSEEN
-from ringfence.secrets.redaction import KNOWN
+from ringfence.governance import question
+from ringfence.governance.approvals import MOST_REASON, answer, objection
+from ringfence.governance.guard import Guard
 from ringfence.store import Approval, Reader
 
 _WIDTH = 100
-_BESIDE = {"meta": "_meta", "asked": "asked", "inputs": "answers"}
-"""What a call carries beside its arguments, and its label here."""
-_REQUESTS = {
-    "resources/read": "to read it once (",
-    "resources/subscribe": "to be told of each change of it from now on (",
-    "prompts/get": "to get a prompt (",
-    "completion/complete": "to get values that complete an argument (",
-}
-"""What a call that is none of a tool is for."""
 _PREFIX = "apr_"
 
 approvals = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 IdArgument = typer.Argument(..., metavar="ID", help="Its id, the beginning of its id, or `last` for the newest.")
+
+ReasonOption = typer.Option(
+    None, "--reason", metavar="TEXT", help="Why. It goes on record; who made a call that is denied is told."
+)
 
 
 @approvals.callback()
@@ -76,7 +71,10 @@ def list_(
 
 @approvals.command()
 def approve(
-    identifier: str = IdArgument, config_path: Path | None = common.ConfigOption, demo: bool = common.DemoOption
+    identifier: str = IdArgument,
+    config_path: Path | None = common.ConfigOption,
+    demo: bool = common.DemoOption,
+    reason: str | None = ReasonOption,
 ) -> None:
     """Approve one call, to run once, after showing exactly what it is.
 
@@ -86,25 +84,28 @@ def approve(
     \b
     ringfence approvals approve apr_0123456789abcdef0123
     """
-    _answer(identifier, config_path, demo, approve=True)
+    _answer(identifier, config_path, demo, reason, approve=True)
 
 
 @approvals.command()
 def deny(
-    identifier: str = IdArgument, config_path: Path | None = common.ConfigOption, demo: bool = common.DemoOption
+    identifier: str = IdArgument,
+    config_path: Path | None = common.ConfigOption,
+    demo: bool = common.DemoOption,
+    reason: str | None = ReasonOption,
 ) -> None:
     """Refuse one call, after showing exactly what it is.
 
     \b
-    ringfence approvals deny last
+    ringfence approvals deny last --reason "wait for the release"
     """
-    _answer(identifier, config_path, demo, approve=False)
+    _answer(identifier, config_path, demo, reason, approve=False)
 
 
 # ── Answering ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _answer(identifier: str, config_path: Path | None, demo: bool, *, approve: bool) -> None:
+def _answer(identifier: str, config_path: Path | None, demo: bool, reason: str | None, *, approve: bool) -> None:
     folder = common.state_of(config_path, demo)
     person = _person(config_path, demo)
     _own(folder)
@@ -120,12 +121,13 @@ def _answer(identifier: str, config_path: Path | None, demo: bool, *, approve: b
     reason = objection(approval, person)
     if reason is not None:
         common.fail(f"{person.name} may not answer this: {reason}")
+    said = None if reason is None else Guard(_no_schema).message(reason, most=MOST_REASON)
     verb = "Approve" if approve else "Deny"
     if not confirm("\n".join(_in_full(approval)), f"{verb} this call as {safe(person.name)}?"):
         common.fail("Nothing was answered; the approval is still pending.")
     with common.writing(folder) as store:
         try:
-            settled = answer(store, approval.id, person, approve=approve, seen=approval)
+            settled = answer(store, approval.id, person, approve=approve, seen=approval, reason=said)
         except Refused as exc:
             common.fail(exc.message)
     if settled.state == "pending":
@@ -133,6 +135,10 @@ def _answer(identifier: str, config_path: Path | None, demo: bool, *, approve: b
         print(f"{settled.id}: {approved} of {settled.people} people approved it; it still waits.")
     else:
         print(f"{settled.id}: {settled.state} by {safe(person.name)}.")
+
+
+def _no_schema(definition: object, value: object) -> None:
+    """No result of a server is looked at here."""
 
 
 def _own(folder: Path) -> None:
@@ -177,91 +183,36 @@ def _find(reader: Reader, identifier: str) -> Approval:
 
 
 def _summary(approval: Approval) -> Iterator[str]:
-    arguments = json_text(approval.summary.get("arguments"), indent=None)
-    yield f"{approval.id}  {_what(approval)}"
+    yield f"{approval.id}  {question.subject(approval, foreign)}"
     yield from _about(approval)
-    yield f"  arguments  {cut(arguments, _WIDTH)}"
-    for name, word in _BESIDE.items():
-        if approval.summary.get(name):
-            yield f"  {word:<10} {cut(json_text(approval.summary[name], indent=None), _WIDTH)}"
-    yield from _removed(approval)
+    for label, value in question.sent(approval):
+        yield f"  {label:<10} {cut(json_text(value, indent=None), _WIDTH)}"
+    yield from _lines(question.unshown(approval))
 
 
 def _in_full(approval: Approval) -> Iterator[str]:
     yield ""
-    yield f"{approval.id}  {_what(approval)}"
+    yield f"{approval.id}  {question.subject(approval, foreign)}"
     yield from _about(approval)
-    rules = approval.summary.get("rules")
-    if isinstance(rules, list):
-        yield f"  policy     {safe(', '.join(map(str, rules))) or 'no rule matched'}"
-    programs = approval.summary.get("programs")
-    if isinstance(programs, list):
-        yield f"  programs   {safe(', '.join(map(str, programs)))}, which only an approved command has"
-    if approval.summary.get("reversible") is False and approval.summary.get("mode") != "read":
-        yield "  effect     cannot be undone, by its contract"
-    yield "  arguments"
-    yield quoted(json_text(approval.summary.get("arguments")), MARGIN)
-    for name, word in _BESIDE.items():
-        if approval.summary.get(name):
-            yield f"  {word}"
-            yield quoted(json_text(approval.summary[name]), MARGIN)
-    yield from _removed(approval)
-
-
-def _removed(approval: Approval) -> Iterator[str]:
-    """What the caller sends and is not shown: redacted values, and characters meant to deceive the reader."""
-    removed = approval.summary.get("removed")
-    if not isinstance(removed, dict):
-        return
-    found = ", ".join(f"{count} × {name}" for name, count in removed.items() if name not in UNSEEN)
-    if found:
-        yield safe(f"  NOT SHOWN  the arguments hold more than this; removed for display: {found}")
-    if any(name not in (*UNSEEN, KNOWN) and not name.startswith("redact[") for name in removed):
-        yield "  CARE       what only looks like a secret may be anything, also code: approve it only if you know it"
-    if any(name in removed for name in UNSEEN):
-        yield r"  HIDDEN     the arguments hold characters that cannot be seen; they are written as \u{…}"
-
-
-def _what(approval: Approval) -> str:
-    server = approval.summary.get("server")
-    mode = approval.summary.get("mode")
-    on = f" on server {server}" if server else ""
-    return f"{foreign(approval.tool)}{safe(f'{on} ({mode})' if mode else on)}"
+    yield from _lines(question.consequences(approval))
+    for label, value in question.sent(approval):
+        yield f"  {label}"
+        yield quoted(json_text(value), MARGIN)
+    yield from _lines(question.unshown(approval))
 
 
 def _about(approval: Approval) -> Iterator[str]:
+    yield from _lines(question.caller(approval))
     now = time.time()
-    agent = approval.principal.removeprefix("local/")
-    whose = f" for {approval.person}" if approval.person else ""
-    origin = approval.summary.get("origin")
-    yield safe(f"  agent      {agent}{whose}{f' over {origin}' if origin else ''}")
-    method = approval.summary.get("method")
-    if method is not None:
-        yield safe(f"  request    {_REQUESTS.get(method, '')}{method}{')' if method in _REQUESTS else ''}")
     ago = f"{_span(now - approval.asked_at)} ago"
     yield f"  asked      {moment(approval.asked_at)}, {ago}; call {safe(approval.call_id)}"
     yield f"  expires    in {_span(approval.expires_at - now)}"
-    roles = " and ".join(role.replace("|", " or ") for role in approval.roles) or "any person"
-    many = f", {approval.people} people" if approval.people > 1 else ""
-    own = "" if approval.self_approval or not approval.person else f", but not {approval.person}"
-    yield safe(f"  rule       {approval.rule}; may answer: {roles}{own}{many}")
-    session = approval.summary.get("session")
-    if isinstance(session, dict):
-        yield f"  session    {_session(session)}"
-        if session.get("runs_on"):
-            yield safe(f"             {session['runs_on']}")
-    if snapshot := approval.summary.get("snapshot"):
-        yield f"  snapshot   {foreign(str(snapshot))}"
-    for given in approval.answers:
-        yield safe(f"  answered   {given.person}: {'yes' if given.approve else 'no'}")
+    yield from _lines(question.terms(approval, foreign))
 
 
-def _session(shown: Json) -> str:
-    name, step = shown.get("id"), shown.get("after_step")
-    if step is None:
-        return foreign(str(name))
-    after = f"after its step {step}; void where the session goes on before the answer is used"
-    return f"{foreign(str(name))}, {after}" if name else after
+def _lines(lines: Iterable[question.Line]) -> Iterator[str]:
+    for label, text in lines:
+        yield safe(f"  {label:<10} {text}")
 
 
 def _span(seconds: float) -> str:

@@ -177,6 +177,10 @@ def _load_other(verb: str) -> Callable[..., None] | typer.Typer:
             from ringfence.cli.token import token
 
             return token
+        case "console":
+            from ringfence.cli.console import console
+
+            return console
         case "state":
             from ringfence.cli.state import state
 

@@ -28,6 +28,7 @@ from ringfence import config, identity
 from ringfence.audit.explain import summary
 from ringfence.cli import common
 from ringfence.cli.terminal import foreign, safe
+from ringfence.compose.console import LINK_SECONDS, make_console, new_link
 from ringfence.compose.gateway import App
 from ringfence.config import Config, GatewaySettings
 from ringfence.config.settings import exposed
@@ -138,12 +139,24 @@ async def _tcp(app: App, at: GatewaySettings, demo: bool) -> None:
     host = f"[{address}]" if ":" in address else address
     mark = own_ports.announce(address, port)
     scheme = "http" if tls is None else "https"
-    announce(app, f"{at.url or f'{scheme}://{host}:{port}'}/mcp", demo, token)
+    base = at.url or f"{scheme}://{host}:{port}"
+    announce(app, f"{base}/mcp", demo, token)
+    await _tell_console(app, base)
     try:
         await _http(app, at, listening, tls, by_account=by_account)
     finally:
         if mark is not None:
             mark.close()
+
+
+async def _tell_console(app: App, base: str) -> None:
+    """Say where the console is, on the terminal of whoever started us: with a link for the person of this account."""
+    if identity.person_of(app.config.people, identity.os_user()) is None:
+        print(f"Console, for people with a token (ringfence token create --person NAME): {base}/console\n", flush=True)
+        return
+    made, link = new_link()
+    await app.store.write(lambda tx: tx.put_token(made))
+    print(f"Console, by a link that works once, within {LINK_SECONDS // 60} minutes:\n\n  {base}{link}\n", flush=True)
 
 
 def _identify(app: App, token: str | None = None, *, by_account: bool = True) -> Identify:
@@ -190,8 +203,9 @@ async def _http(
     assert front is not None
     apart, only = app.directory.tells_apart, at.trusted_proxy
     metrics = MetricsPage(app.metrics_text, CONTENT_TYPE.encode(), _is_operator(by_account))
-    serves = GatewayApp(front, lambda: _published(app), metrics)
-    listener = Listener(serves, tokens=apart, only=only, tls=tls)
+    serves = GatewayApp(front, lambda: _published(app), metrics, make_console(app, front))
+    # Agents and people of other accounts show tokens.
+    listener = Listener(serves, tokens=apart or bool(app.config.people), only=only, tls=tls)
     # Everything loaded by now stays: the garbage collector need not look at it again every few calls.
     gc.collect()
     gc.freeze()

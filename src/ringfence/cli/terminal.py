@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -10,10 +9,11 @@ import unicodedata
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import TextIO
 
 from ringfence.core import invisible
 from ringfence.core.errors import Unavailable
+from ringfence.core.invisible import json_text as json_text
 from ringfence.core.system import write_all
 
 _TERMINAL = "/dev/tty"
@@ -105,13 +105,6 @@ def foreign(name: str) -> str:
     return f'"{inner}"'
 
 
-def json_text(value: Any, *, indent: int | None = 2) -> str:
-    """JSON that reads the same to a program and cannot steer a terminal."""
-    text = json.dumps(value, indent=indent, ensure_ascii=False)
-    # Only strings can hold what is escaped, and inside them an escape means the same.
-    return invisible.quotable(text, lambda character: json.dumps(character)[1:-1], "\n")
-
-
 _PAINT = {"good": "32", "bad": "31", "warning": "33", "error": "31", "aside": "2"}
 
 
@@ -171,15 +164,30 @@ def _forget_typed(descriptor: int) -> None:
         termios.tcflush(descriptor, termios.TCIFLUSH)
 
 
+def _opened(purpose: str) -> int:
+    """The controlling terminal. Raises Unavailable."""
+    try:
+        return os.open(_TERMINAL, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        raise Unavailable("no_terminal", f"there is no terminal here {purpose}; run this in one") from None
+
+
+def tell(text: str) -> None:
+    """Show something to the person at the controlling terminal alone: what reads our stdout does not get it. Raises
+    Unavailable."""
+    descriptor = _opened("to show it on")
+    try:
+        write_all(descriptor, text.encode("utf-8", "backslashreplace"))
+    finally:
+        os.close(descriptor)
+
+
 def confirm(shown: str, question: str) -> bool:
     """Show something on the controlling terminal and ask the person there; yes is `y` or `yes`.
 
     It never reads stdin: an answer from a pipe is a program's, not a person's. Raises Unavailable.
     """
-    try:
-        descriptor = os.open(_TERMINAL, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
-    except OSError:
-        raise Unavailable("no_terminal", "there is no terminal here to ask a person on; run this in one") from None
+    descriptor = _opened("to ask a person on")
     with open(descriptor, "r+b", buffering=0) as terminal:
         text = f"{within(shown, columns(descriptor))}\n"
         write_all(descriptor, text.encode("utf-8", "backslashreplace"))

@@ -39,7 +39,7 @@ from ringfence.config import Config
 from ringfence.core import canonical
 from ringfence.core.box import BoxSpec, Program
 from ringfence.core.errors import ConfigError, Refused, RingfenceError, StoreError, Unavailable
-from ringfence.core.model import Call, Contract, Definition, Issuer, Json, Outcome, Principal, ServerSpec
+from ringfence.core.model import Call, Contract, Definition, GuardedText, Issuer, Json, Outcome, Principal, ServerSpec
 from ringfence.core.ports import Channel, UpstreamRequest, WarmableBackend
 from ringfence.front import entries
 from ringfence.front.http import HttpFront
@@ -195,6 +195,10 @@ class App:
 
     def _local_agent(self, settings: Config) -> Principal:
         return identity.local_agent(settings.people, identity.os_user(), settings.agents, self._named)
+
+    def clean(self, text: str, most: int) -> GuardedText:
+        """A text from outside, as it may be shown and kept."""
+        return self._guard.message(text, most=most)
 
     async def handle(self, call: Call, channel: Channel) -> Outcome:
         return await self.pipeline.handle(call, channel)

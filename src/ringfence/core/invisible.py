@@ -10,11 +10,13 @@ Every list of invisible, formatting or control characters that Ringfence has is 
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator
 from functools import cache, lru_cache, partial
+from typing import Any
 
 # ── Tables ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -206,6 +208,13 @@ def visible(text: str, *, lines: bool = False) -> str:
 def quotable(text: str, escape: Callable[[str], str], plain: str = "") -> str:
     """The same in the syntax of some language, by whatever escapes one character in it."""
     return text if text.isascii() and text.isprintable() else _each(text, escape, plain)
+
+
+def json_text(value: Any, *, indent: int | None = 2) -> str:
+    """JSON that reads the same to a program, and in which a person sees every character."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    # Only strings can hold what is escaped, and inside them an escape means the same.
+    return quotable(text, lambda character: json.dumps(character)[1:-1], "\n")
 
 
 def _each(text: str, escape: Callable[[str], str], plain: str) -> str:

@@ -85,7 +85,7 @@ class Transport(StrEnum):
 
 CallKind = Literal["tool", "resource", "prompt", "completion", "listing", "logging", "server"]
 """`listing` asks a server for its resources, `logging` sets the level of its log lines."""
-Origin = Literal["mcp-http", "mcp-stdio", "cli", "sdk", "system"]
+Origin = Literal["mcp-http", "mcp-stdio", "cli", "sdk", "system", "console"]
 
 
 DEFAULT_TENANT = "local"
@@ -315,7 +315,8 @@ class IssuedToken:
 
     id: str
     digest: str
-    kind: Literal["agent", "person"]
+    kind: Literal["agent", "person", "link"]
+    """A `link` lets the person of this account log in to the console, once."""
     name: str
     tenant: str
     made_by: str
@@ -327,6 +328,19 @@ class IssuedToken:
         if self.revoked_at is not None:
             return "revoked"
         return "expired" if now >= self.expires_at else "valid"
+
+
+@plain
+class Login:
+    """How a person proved who they are to a gateway, which then gave their answers for them."""
+
+    way: Literal["link", "token", "oidc"]
+    credential: str
+    """The id of the link or token, or the subject."""
+    issuer: str | None = None
+
+    def as_fact(self) -> Json:
+        return {"way": self.way, "credential": self.credential, "issuer": self.issuer}
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,6 +198,16 @@ _CALLER = {
         "A token stands in the address of a request.",
         "Revoke it, and send another as `Authorization: Bearer`.",
     ),
+    "agent_token": ("The token is an agent's, and only people use the console.", "Use a token of a person."),
+    "link_used": ("The link was used already: each logs one person in, once.", "Run `ringfence console`."),
+    "unknown_person": (
+        "The holder of the credential is none of the people that the configuration declares.",
+        "Have the operator declare them under `people:`.",
+    ),
+    "cross_site": (
+        "A form of the console was sent by another page, or by one that is out of date.",
+        "Load the console's own page again, and send its form.",
+    ),
     "person_token": ("The token is a person's, and only agents make calls.", "Use a token of an agent."),
     "shut_out": ("The caller's credential ended while the request was served.", "Ask the operator for another."),
     "not_json": ("The body is not JSON.", "Send JSON."),

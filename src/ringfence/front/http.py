@@ -508,7 +508,8 @@ class HttpFront:
         await request.plain(421, "foreign_host", "Host is not this gateway")
         return True
 
-    def _is_ours(self, origin: bytes) -> bool:
+    def is_ours(self, origin: bytes) -> bool:
+        """Whether an `Origin` is our own address."""
         return origin.decode("latin-1").strip(" \t").lower() in self._origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -537,7 +538,7 @@ class HttpFront:
         # A page in a browser must not reach us through a name or an origin that is not ours.
         if self._is_foreign(scope, headers):
             await request.plain(421, "foreign_host", "Host is not this gateway")
-        elif any(name == b"origin" and not self._is_ours(value) for name, value in scope["headers"]):
+        elif any(name == b"origin" and not self.is_ours(value) for name, value in scope["headers"]):
             await request.plain(403, "foreign_origin", "Origin is not this gateway")
         elif has_token_in_address(scope):
             await request.plain(400, "token_in_address", _IN_ADDRESS)

@@ -10,10 +10,9 @@ from starlette.types import Scope
 from ringfence.core.model import Json, Principal, TokenClaims
 from ringfence.core.record import dataclass
 from ringfence.identity import Directory, NotAdmitted, TokenCheck
+from ringfence.identity.peers import PEER as PEER
 from ringfence.identity.tokens import PREFIX
 
-PEER = "ringfence.peer"
-"""Where the scope of a request says which user made its connection; None where the kernel does not tell."""
 METADATA = "/.well-known/oauth-protected-resource"
 """Where RFC 9728 has what a client must know of us; also with the path of the resource behind it."""
 RESOURCE = "/mcp"

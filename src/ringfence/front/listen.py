@@ -23,7 +23,7 @@ from typing import Any
 import httptools
 import uvicorn
 from starlette.responses import JSONResponse, PlainTextResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ringfence.core import system
@@ -420,11 +420,13 @@ class GatewayApp:
         mcp: HttpFront,
         published: Callable[[], Json | None] = lambda: None,
         metrics: MetricsPage | None = None,
+        console: ASGIApp | None = None,
     ) -> None:
-        """`published` is what RFC 9728 has clients know of us; None where they need no token."""
+        """`published` is what RFC 9728 has clients know of us; None where they need no token. `console`: for people."""
         self._mcp = mcp
         self._metrics = metrics
         self._published = published
+        self._console = console
         self.refusals = mcp.refusals
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -442,19 +444,11 @@ class GatewayApp:
             await JSONResponse(shown, headers={"cache-control": "no-store"})(scope, receive, send)
         elif path == "/healthz":
             await JSONResponse({"status": "ok"})(scope, receive, send)
-        elif path == "/console" or path.startswith("/console/"):
-            self.refusals.count(Refusal("mcp-http", "unknown_path", scope.get(PEER)))
-            await PlainTextResponse(_NO_CONSOLE, 501)(scope, receive, send)
+        elif self._console is not None and (path == "/console" or path.startswith("/console/")):
+            await self._console(scope, receive, send)
         else:
             self.refusals.count(Refusal("mcp-http", "unknown_path", scope.get(PEER)))
             await PlainTextResponse("not found", 404)(scope, receive, send)
-
-
-_NO_CONSOLE = """The console is not part of this version. Answer approvals in a terminal:
-
-    ringfence approvals list
-    ringfence approvals approve ID
-"""
 
 
 class Listener(uvicorn.Server):

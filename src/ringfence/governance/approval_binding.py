@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 
 from ringfence.core import canonical
 from ringfence.core.model import Call, Contract, Decision, Json
-from ringfence.governance import journal
+from ringfence.governance import journal, question
 from ringfence.governance.approvals import Requirement
 from ringfence.governance.guard import Guard
 from ringfence.governance.journal import CallState
@@ -116,6 +116,8 @@ def summary(guard: Guard, state: CallState) -> Json:
         "origin": call.origin,
         "rules": list(state.decision.rules),
         "reversible": contract.effects.reversible,
+        "contract": question.of_contract(contract),
+        "effects": question.of_effects(state.possible),
         **beside,
     }
     programs = asked_for(call, contract)

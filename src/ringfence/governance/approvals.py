@@ -21,7 +21,17 @@ from ringfence.core import system
 from ringfence.core.aio import in_thread
 from ringfence.core.errors import Refused
 from ringfence.core.expression import Expression, ExpressionError, variables, while_others_are_served
-from ringfence.core.model import ApprovalRule, Call, Contract, Decision, Json, Person, Status
+from ringfence.core.model import (
+    ApprovalRule,
+    Call,
+    Contract,
+    Decision,
+    GuardedText,
+    Json,
+    Login,
+    Person,
+    Status,
+)
 from ringfence.core.ports import Channel
 from ringfence.core.record import dataclass
 from ringfence.store import Approval, ApprovalQuestion, RowNotFound, Store, Unproven
@@ -32,6 +42,8 @@ if TYPE_CHECKING:
 ALWAYS = ApprovalRule(name="always")
 _PROGRESS_SECONDS = 2.0
 _MOST_WAITING = 200
+MOST_REASON = 500
+"""Characters of what a person says of their answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +175,10 @@ class ApprovalTerms:
             able = person is not None and person.holds(roles) and person.answers_for(tenant)
             if person is None or not able or (yes.person == asked_for and not own):
                 return f"{yes.person} may not answer it by the configuration in force"
-            if not _is_account_of(person, yes.account):
+            if yes.login is not None and yes.login.get("way") != "link":
+                if not _is_login_of(person, yes.login):
+                    return f"{yes.person} logged in as somebody else than the configuration in force says"
+            elif not _is_account_of(person, yes.account):
                 name = "not on record" if yes.account is None else yes.account.get("name")
                 return f"account {name} answered as {yes.person}, whose account it is not by the configuration in force"
         return None
@@ -305,6 +320,13 @@ def _is_account_of(person: Person, account: Json | None) -> bool:
     return uid is None or uid == account.get("uid")
 
 
+def _is_login_of(person: Person, login: Json) -> bool:
+    """Whether a person proved who they are by a credential of their own. A token names its person, and the gateway that
+    signed the answer had looked; whom an identity provider means by a subject, the configuration says."""
+    by_subject = person.oidc_subject is not None and login.get("credential") == person.oidc_subject
+    return login.get("way") == "token" or by_subject
+
+
 def tenant_of(principal: str) -> str:
     """The tenant in a principal's key."""
     return principal.partition("/")[0]
@@ -325,11 +347,13 @@ def unproven(exc: Unproven) -> Refused:
 
 
 def refused(approval: Approval) -> Refused:
-    by = ", ".join(a.person for a in approval.answers if not a.approve)
+    noes = [each for each in approval.answers if not each.approve]
+    by = ", ".join(each.person for each in noes)
+    why = "; ".join(each.reason for each in noes if each.reason)
     return Refused(
         Status.DENIED,
         "approval_refused",
-        f"{by or 'A person'} refused this call ({approval.id}).",
+        f"{by or 'A person'} refused this call ({approval.id}){f': {why}' if why else '.'}",
         approval_id=approval.id,
     )
 
@@ -346,14 +370,28 @@ def objection(approval: Approval, person: Person) -> str | None:
     return None
 
 
-def answer(store: Store, approval_id: str, person: Person, *, approve: bool, seen: Approval | None = None) -> Approval:
-    """Record a person's answer to the question as they have `seen` it. Raises Refused when they may not give it."""
+def answer(
+    store: Store,
+    approval_id: str,
+    person: Person,
+    *,
+    approve: bool,
+    seen: Approval | None = None,
+    login: Login | None = None,
+    reason: GuardedText | None = None,
+) -> Approval:
+    """Record a person's answer to the question as they have `seen` it, and `reason`, which its caller is told, too.
+    `login` is how they proved who they are, where this process is not theirs. Raises Refused when they may not give it.
+    """
     asked = find(store, approval_id) if seen is None else seen
     problem = objection(asked, person)
     if problem is not None:
         raise Refused(Status.DENIED, "not_entitled", problem)
     given = store.write_sync(
-        lambda tx: tx.answer_approval(approval_id, person.name, approve, time.time(), asked), durable=True
+        lambda tx: tx.answer_approval(
+            approval_id, person.name, approve, time.time(), asked, login=login, reason=reason or None
+        ),
+        durable=True,
     )
     store.answers.wake()
     return given

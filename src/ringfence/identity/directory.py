@@ -48,7 +48,7 @@ class Directory:
 
     def holder(self, token: IssuedToken) -> Principal:
         """The agent that a token is for. Raises NotAdmitted where it is a person's, or nobody's any more."""
-        if token.kind == "person":
+        if token.kind != "agent":
             text = "this token is a person's, and only agents make calls: ringfence token create --agent NAME"
             raise NotAdmitted(403, "person_token", text)
         found = self._principals.get(token.name)

@@ -7,6 +7,8 @@ import struct
 
 from ringfence.core import system
 
+PEER = "ringfence.peer"
+"""Where the scope of a request says which user made its connection; None where the kernel does not tell."""
 _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20
 _NLM_F_REQUEST = 1

@@ -266,7 +266,23 @@ class Reader:
         """Every approval of exactly this call, in brief, the newest first."""
         return self._approvals(f"{BRIEF} WHERE digest = ? ORDER BY asked_at DESC", [digest])
 
-    def _approvals(self, query: str, values: list[str]) -> list[Approval]:
+    def pending(self, tenant: str | None = None) -> list[str]:
+        """The ids of questions that wait and have not expired, of a tenant's agents or of all."""
+        with _readable():
+            now = self._now()
+        where, values = _of_tenant(tenant)
+        found = "SELECT id FROM approvals WHERE state = 'pending' AND expires_at > ?"
+        return [str(row[0]) for row in self._all(found + where, [now, *values])]
+
+    def settled_approvals(self, tenant: str | None, most: int) -> list[Approval]:
+        """The questions that were asked last and wait no more, in brief."""
+        with _readable():
+            now = self._now()
+        where, values = _of_tenant(tenant)
+        over = f"(state <> 'pending' OR expires_at <= ?){where} ORDER BY asked_at DESC LIMIT ?"
+        return self._approvals(f"{BRIEF} WHERE {over}", [now, *values, most])
+
+    def _approvals(self, query: str, values: list[Any]) -> list[Approval]:
         rows = self._all(query, values)
         with _readable():
             now = self._now()
@@ -423,6 +439,11 @@ class Reader:
     def _all(self, text: str, values: list[Any] | None = None) -> list[tuple[Any, ...]]:
         with _readable():
             return self._connection.execute(text, values or []).fetchall()
+
+
+def _of_tenant(tenant: str | None) -> tuple[str, list[str]]:
+    """The condition on the principals of a tenant's agents; their keys begin with its name and a stroke."""
+    return ("", []) if tenant is None else (" AND principal >= ? AND principal < ?", [f"{tenant}/", f"{tenant}0"])
 
 
 class _readable:

@@ -81,6 +81,7 @@ class Answered:
     person: str
     approve: bool
     at: float
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +181,7 @@ RECORD = "SELECT id, chain, seq, at, kind, call_id, text, hash FROM records"
 def approval_from(connection: sqlite3.Connection, row: tuple[Any, ...], now: float) -> Approval:
     """An APPROVAL row with its answers; what can no longer be used at `now` reads as expired."""
     asked = connection.execute(
-        "SELECT person, approve, at FROM answers WHERE approval_id = ? ORDER BY at, person", (row[0],)
+        "SELECT person, approve, at, reason FROM answers WHERE approval_id = ? ORDER BY at, person", (row[0],)
     )
     answers = asked.fetchall()
     _check_approval(row, answers)
@@ -202,7 +203,7 @@ def approval_from(connection: sqlite3.Connection, row: tuple[Any, ...], now: flo
         state=state,
         asked_at=row[12],
         expires_at=row[13],
-        answers=tuple(Answered(person, bool(approve), at) for person, approve, at in answers),
+        answers=tuple(Answered(person, bool(approve), at, reason) for person, approve, at, reason in answers),
         consumed_by=row[14],
     )
 
@@ -213,7 +214,7 @@ def _check_approval(row: tuple[Any, ...], answers: list[Any]) -> None:
     times = (*row[12:14], *(each[2] for each in answers))
     if not (
         all(isinstance(text, str) for text in texts)
-        and all(text is None or isinstance(text, str) for text in (row[4], row[14]))
+        and all(text is None or isinstance(text, str) for text in (row[4], row[14], *(each[3] for each in answers)))
         and all(isinstance(number, int) for number in (*row[9:11], *(each[1] for each in answers)))
         and all(isinstance(time, int | float) and 0 <= time < _LATEST for time in times)
         and row[11] in get_args(ApprovalState)
@@ -254,7 +255,7 @@ def token_from(row: tuple[Any, ...]) -> IssuedToken:
     """A TOKEN row. A changed file may hold any type in any column. Raises StoreError."""
     texts, times = row[:6], (*row[6:8], *row[8:][: row[8] is not None])
     sound = all(isinstance(text, str) for text in texts) and all(isinstance(time, int | float) for time in times)
-    if not sound or row[2] not in ("agent", "person"):
+    if not sound or row[2] not in ("agent", "person", "link"):
         raise StoreError("the database holds a token that cannot be read: another program changed it")
     return IssuedToken(*row)
 

@@ -16,7 +16,7 @@ from ringfence.audit.chain import Head
 from ringfence.audit.keys import Keys
 from ringfence.core import canonical, system
 from ringfence.core.errors import StoreError
-from ringfence.core.model import Definition, IssuedToken, Json, Receipt
+from ringfence.core.model import Definition, GuardedText, IssuedToken, Json, Login, Receipt
 from ringfence.store import naming
 from ringfence.store.chainfiles import Noted
 from ringfence.store.clock import TOLERANCE
@@ -284,11 +284,20 @@ class Transaction:
         return self._brief(identity, question.asked_at)
 
     def answer_approval(
-        self, identity: str, person: str, approve: bool, now: float, seen: Approval | None = None
+        self,
+        identity: str,
+        person: str,
+        approve: bool,
+        now: float,
+        seen: Approval | None = None,
+        *,
+        login: Login | None = None,
+        reason: GuardedText | None = None,
     ) -> Approval:
         """Record one person's answer to the question as they have `seen` it. Who may answer is for the caller to know;
         here each answers once, and each account does: it is on record by the kernel's word, and whoever uses the answer
-        looks whether it is that person's.
+        looks whether it is that person's. `login` is how the person proved who they are, where this process is not
+        theirs.
 
         Raises RowNotFound, Expired, Conflict where the question is settled or the person or the account has answered
         it, or Unproven where it is not the one that was asked.
@@ -307,11 +316,12 @@ class Transaction:
         if person in (*proven.refused_by, *(yes.person for yes in proven.agreed)):
             raise Conflict(f"{person} has already answered approval {identity}")
         account = system.account()
-        if approvals.giver_of(person, account) in (yes.giver for yes in proven.agreed):
+        known = None if login is None else login.as_fact()
+        if approvals.giver_of(person, account, known) in (yes.giver for yes in proven.agreed):
             raise Conflict(f"account {account['name']} has already answered approval {identity}, as somebody else")
         self._connection.execute(
-            "INSERT OR REPLACE INTO answers (approval_id, person, approve, at) VALUES (?, ?, ?, ?)",
-            (identity, person, approve, now),
+            "INSERT OR REPLACE INTO answers (approval_id, person, approve, at, reason) VALUES (?, ?, ?, ?, ?)",
+            (identity, person, approve, now, reason),
         )
         given = len(proven.agreed) + approve
         state = "denied" if not approve or proven.refused_by else "approved" if given >= asked.people else "pending"
@@ -321,7 +331,9 @@ class Transaction:
             "tool": asked.tool,
             "person": person,
             "account": account,
+            **({} if known is None else {"login": known}),
             "approve": approve,
+            **({} if reason is None else {"reason": reason}),
             "state": state,
             "asked": proven.place.hash,
             "shown": proven.question.get("shown"),

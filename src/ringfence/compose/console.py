@@ -1,0 +1,48 @@
+"""The console of a gateway, and the links that let people in."""
+
+from __future__ import annotations
+
+import time
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from ringfence import config, identity
+from ringfence.audit.keys import PUBLIC, published
+from ringfence.compose.gateway import App
+from ringfence.console.app import Console
+from ringfence.console.house import House
+from ringfence.core.model import DEFAULT_TENANT, IssuedToken
+from ringfence.front.http import HttpFront
+from ringfence.front.refusals import Refusal
+
+LINK_SECONDS = 600
+
+
+def make_console(app: App, front: HttpFront) -> Console:
+    return Console(
+        House(
+            store=app.store,
+            tokens=app.tokens,
+            people=lambda: app.config.people,
+            account=identity.os_user(),
+            clean=app.clean,
+            public_key=_public_key,
+            refused=lambda reason, uid: front.refusals.count(Refusal("console", reason, uid)),
+            is_ours=front.is_ours,
+        )
+    )
+
+
+def _public_key() -> Ed25519PublicKey | None:
+    folder = config.key_folder()
+    return published(folder) if (folder / PUBLIC).exists() else None
+
+
+def new_link() -> tuple[IssuedToken, str]:
+    """A link that lets the person of this account log in to the console, once and soon: what is to be kept of it, and
+    what stands behind the address of the page, where no request and no log has it."""
+    ident, text, digest = identity.new_token()
+    now = time.time()
+    user = identity.os_user()
+    made = IssuedToken(ident, digest, "link", user, DEFAULT_TENANT, user, now, now + LINK_SECONDS)
+    return made, f"/console/login#{text}"

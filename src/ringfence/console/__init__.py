@@ -1,0 +1,1 @@
+"""The console at `/console`: pages for people, made on the server, live by events."""

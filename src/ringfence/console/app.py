@@ -1,0 +1,196 @@
+"""The console: which page a request gets, and that only people get any.
+
+No page changes anything; forms do. A form is taken only from a page of ours: by its origin, and by a token of the
+login that no other page knows.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+from urllib.parse import parse_qsl
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import RedirectResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from ringfence.console import approvals
+from ringfence.console.house import House
+from ringfence.console.live import Live
+from ringfence.console.logins import LASTS_SECONDS, Logins, Visitor
+from ringfence.console.page import HEADERS, page, static
+from ringfence.core.errors import RingfenceError
+from ringfence.core.model import Json, Person
+from ringfence.core.record import dataclass
+from ringfence.identity import NotAdmitted
+from ringfence.identity.peers import PEER
+
+_MOST_BODY = 65_536
+_NAV = (("approvals", "Approvals"),)
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One request of somebody who is logged in."""
+
+    house: House
+    request: Request
+    visitor: Visitor
+    person: Person
+    given: Mapping[str, str]
+    """Of the address, or of the form."""
+    named: str = ""
+    """What of the path names one thing."""
+
+    def page(self, template: str, values: Mapping[str, Any], status: int = 200) -> Response:
+        notice, self.visitor.notice = self.visitor.notice, ""
+        about = {
+            "nav": _NAV,
+            "person": self.person,
+            "csrf": self.visitor.csrf,
+            "waiting": approvals.count(self.house, self.person),
+            "now": time.time(),
+            "notice": notice,
+        }
+        return page(template, {**about, **values}, status)
+
+    def back(self, path: str, notice: str = "") -> Response:
+        """To a page, after a form."""
+        self.visitor.notice = notice
+        return RedirectResponse(f"/console/{path}", 303, HEADERS)
+
+
+Page = Callable[[Visit], Awaitable[Response]]
+_ID = r"([A-Za-z0-9_.-]{1,80})"
+_PAGES: tuple[tuple[re.Pattern[str], Page], ...] = (
+    (re.compile(r"approvals"), approvals.waiting),
+    (re.compile(rf"approvals/{_ID}"), approvals.one),
+)
+_FORMS: tuple[tuple[re.Pattern[str], Page], ...] = ((re.compile(rf"approvals/{_ID}"), approvals.answered),)
+
+
+class Console:
+    """An ASGI application for the paths below `/console`."""
+
+    def __init__(self, house: House) -> None:
+        self._house = house
+        self._logins = Logins(house)
+        self._live = Live(house.store.reader)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        path = scope["path"].removeprefix("/console").strip("/")
+        found = self._logins.find(request.cookies.get(_cookie(scope)), scope.get(PEER))
+        if path == "events" and found is not None and request.method == "GET" and not self._live.full:
+            visitor = found[0]
+
+            def waiting() -> int | None:
+                still = self._logins.still(visitor)
+                return None if still is None else approvals.count(self._house, still)
+
+            await self._live.stream(receive, send, waiting)
+            return
+        try:
+            answer = await self._answer(request, path, found)
+        except ClientDisconnect:
+            return
+        except RingfenceError as exc:
+            values: Json = {"title": "That did not work", "text": str(exc)}
+            answer = self._error(found, values, 500)
+        await answer(scope, receive, send)
+
+    async def _answer(self, request: Request, path: str, found: tuple[Visitor, Person] | None) -> Response:
+        if request.method == "POST":
+            return await self._form(request, path, found)
+        if request.method not in ("GET", "HEAD"):
+            return Response("method not allowed", 405, {**HEADERS, "allow": "GET, HEAD, POST"}, "text/plain")
+        if path.startswith("static/"):
+            file = static(path.removeprefix("static/"))
+            return self._error(found, _NOT_THERE, 404) if file is None else file
+        if path == "login":
+            return page("login.html", {"problem": "", "next": ""})
+        if found is None:
+            if path == "events":
+                return Response("not logged in", 401, HEADERS, "text/plain")
+            return RedirectResponse("/console/login", 303, HEADERS)
+        if path == "":
+            return RedirectResponse("/console/approvals", 303, HEADERS)
+        given = dict(parse_qsl(request.url.query, keep_blank_values=True, max_num_fields=30))
+        return await self._served(_PAGES, Visit(self._house, request, *found, given), path)
+
+    async def _form(self, request: Request, path: str, found: tuple[Visitor, Person] | None) -> Response:
+        origin = request.headers.get("origin", "").encode("latin-1")
+        if not origin or not self._house.is_ours(origin):
+            return self._refused(request, found, "this form was not sent by a page of this console")
+        form = await _read(request)
+        if form is None:
+            return Response("the form is too large", 413, HEADERS, "text/plain")
+        if path == "login":
+            return await self._log_in(request, form)
+        if found is None:
+            return RedirectResponse("/console/login", 303, HEADERS)
+        visitor, person = found
+        if form.get("csrf") != visitor.csrf:
+            return self._refused(request, found, "this page is out of date: load it again, and answer there")
+        if path == "logout":
+            self._logins.end(visitor)
+            answer = RedirectResponse("/console/login", 303, HEADERS)
+            answer.delete_cookie(_cookie(request.scope), "/console")
+            return answer
+        return await self._served(_FORMS, Visit(self._house, request, visitor, person, form), path)
+
+    async def _served(self, pages: tuple[tuple[re.Pattern[str], Page], ...], visit: Visit, path: str) -> Response:
+        for pattern, make in pages:
+            if match := pattern.fullmatch(path):
+                named = match[1] if match.groups() else ""
+                whole = Visit(visit.house, visit.request, visit.visitor, visit.person, visit.given, named)
+                answer = await make(whole)
+                return answer
+        return self._error((visit.visitor, visit.person), _NOT_THERE, 404)
+
+    async def _log_in(self, request: Request, form: Mapping[str, str]) -> Response:
+        uid = request.scope.get(PEER)
+        try:
+            cookie, _ = await self._logins.begin(form.get("credential", ""), uid)
+        except NotAdmitted as exc:
+            self._house.refused(exc.reason_code, uid)
+            return page("login.html", {"problem": exc.message}, exc.status)
+        answer = RedirectResponse("/console/approvals", 303, HEADERS)
+        answer.set_cookie(
+            _cookie(request.scope),
+            cookie,
+            max_age=int(LASTS_SECONDS),
+            path="/console",
+            secure=request.url.scheme == "https" or request.headers["origin"].startswith("https:"),
+            httponly=True,
+            samesite="strict",
+        )
+        return answer
+
+    def _refused(self, request: Request, found: tuple[Visitor, Person] | None, text: str) -> Response:
+        self._house.refused("cross_site", request.scope.get(PEER))
+        return self._error(found, {"title": "Refused", "text": text}, 403)
+
+    def _error(self, found: tuple[Visitor, Person] | None, values: Json, status: int) -> Response:
+        return page("error.html", {**values, "known": found is not None}, status)
+
+
+_NOT_THERE: Json = {"title": "Not here", "text": "There is no such page, or it is not yours to see."}
+
+
+def _cookie(scope: Scope) -> str:
+    """Cookies are for all ports of a host; gateways on several have one each."""
+    server = scope.get("server")
+    return f"ringfence_{server[1] if server else ''}"
+
+
+async def _read(request: Request) -> dict[str, str] | None:
+    """The fields of a form; None where it is too large."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > _MOST_BODY:
+            return None
+    return dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=30))

@@ -1,0 +1,129 @@
+"""Questions for people: what waits, exactly what each is about, and the answers."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from starlette.responses import Response
+
+from ringfence.console.house import House
+from ringfence.core import canonical, invisible
+from ringfence.core.aio import in_thread
+from ringfence.core.errors import Refused
+from ringfence.core.model import Json, Person
+from ringfence.governance import question
+from ringfence.governance.approvals import MOST_REASON, answer, objection, tenant_of
+from ringfence.store import Approval, Conflict, RowNotFound
+
+if TYPE_CHECKING:
+    from ringfence.console.app import Visit
+
+_AT_A_GLANCE = 6_000
+"""Characters of what a call carries that the list shows. What is longer is answered on a page of its own, in full."""
+_MOST_LISTED = 100
+_MOST_SETTLED = 15
+_RISK = {"read": "low", "write": "medium", "high_risk": "high"}
+
+
+def count(house: House, person: Person) -> int:
+    """How many questions wait that concern this person."""
+    return sum(1 for _ in house.store.reader().pending(_tenant(person)))
+
+
+def _tenant(person: Person) -> str | None:
+    return None if person.answers_for("") else person.tenant
+
+
+async def waiting(visit: Visit) -> Response:
+    """The questions that wait, the oldest first, and the last that were answered."""
+    return visit.page("approvals.html", await in_thread(partial(_listed, visit.house, visit.person)))
+
+
+def _listed(house: House, person: Person) -> Json:
+    reader = house.store.reader()
+    open_ = [each for each in reader.approvals() if person.answers_for(tenant_of(each.principal))]
+    settled = reader.settled_approvals(_tenant(person), _MOST_SETTLED)
+    return {
+        "here": "approvals",
+        "cards": [_card(each, person, brief=True) for each in open_[:_MOST_LISTED]],
+        "more": max(0, len(open_) - _MOST_LISTED),
+        "settled": [{"approval": each, "subject": question.subject(each)} for each in settled],
+    }
+
+
+async def one(visit: Visit) -> Response:
+    """One question in full, answered or not."""
+    return await _shown(visit, "")
+
+
+async def _shown(visit: Visit, problem: str, status: int = 200) -> Response:
+    found = await in_thread(partial(_find, visit))
+    if found is None:
+        return visit.page("missing.html", {"here": "approvals", "what": "approval"}, 404)
+    card = _card(found, visit.person, brief=False)
+    return visit.page("approval.html", {"here": "approvals", "card": card, "problem": problem}, status)
+
+
+def _find(visit: Visit) -> Approval | None:
+    found = visit.house.store.reader().approval(visit.named)
+    return found if found is not None and visit.person.answers_for(tenant_of(found.principal)) else None
+
+
+def _card(approval: Approval, person: Person, *, brief: bool) -> Json:
+    sent = [(label, invisible.json_text(value)) for label, value in question.sent(approval)]
+    size = sum(len(text) for _, text in sent)
+    whole = not brief or size <= _AT_A_GLANCE
+    return {
+        "approval": approval,
+        "subject": question.subject(approval),
+        "risk": _RISK.get(str(approval.summary.get("mode")), "unknown"),
+        "lines": [*question.caller(approval), *question.terms(approval), *question.consequences(approval)],
+        "sent": sent if whole else [(label, text[:_AT_A_GLANCE]) for label, text in sent[:1]],
+        "whole": whole,
+        "size": size,
+        "unshown": list(question.unshown(approval)),
+        "objection": objection(approval, person),
+        "open": approval.state == "pending",
+        "stamp": _stamp(approval),
+    }
+
+
+def _stamp(approval: Approval) -> str:
+    """What of a question its reader has seen: all but how it stands."""
+    seen: list[Any] = [approval.id, approval.digest, approval.principal, approval.tool, approval.summary]
+    return canonical.digest([*seen, approval.rule, list(approval.roles), approval.people, approval.expires_at])
+
+
+async def answered(visit: Visit) -> Response:
+    """A person answers. What they have seen must be what is asked."""
+    verdict = visit.given.get("answer")
+    found = await in_thread(partial(_find, visit))
+    if found is None or verdict not in ("approve", "deny"):
+        return visit.page("missing.html", {"here": "approvals", "what": "approval"}, 404)
+    if visit.given.get("stamp") != _stamp(found):
+        return await _shown(visit, "It is not what you have seen any more. Read it again; nothing was answered.", 409)
+    reason = visit.house.clean(visit.given.get("reason", "").strip(), MOST_REASON)
+    give = partial(
+        answer,
+        *(visit.house.store, found.id, visit.person),
+        approve=verdict == "approve",
+        seen=found,
+        login=visit.visitor.login,
+        reason=reason,
+    )
+    try:
+        settled = await in_thread(give)
+    except Refused as exc:
+        visit.house.refused(exc.reason_code, None)
+        return await _shown(visit, f"Nothing was answered: {exc.message}", 403)
+    except (Conflict, RowNotFound) as exc:
+        return await _shown(visit, f"Nothing was answered: {exc}", 409)
+    return visit.back("approvals", _said(settled))
+
+
+def _said(settled: Approval) -> str:
+    if settled.state != "pending":
+        return f"{settled.tool}: {settled.state}. ({settled.id})"
+    agreed = sum(each.approve for each in settled.answers)
+    return f"{settled.tool}: {agreed} of {settled.people} people approved it; it still waits. ({settled.id})"

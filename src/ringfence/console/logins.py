@@ -1,0 +1,116 @@
+"""Who is logged in: people alone, by a one-time link or by a token of their own, for as long as that is good."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+
+from ringfence.console.house import House
+from ringfence.core.model import IssuedToken, Login, Person
+from ringfence.core.record import dataclass
+from ringfence.identity import NotAdmitted, person_of
+from ringfence.store import Conflict, Transaction
+
+LASTS_SECONDS = 12 * 3600.0
+_MOST = 1000
+_LONGEST_CREDENTIAL = 200
+
+
+@dataclass(slots=True)
+class Visitor:
+    """One person in one browser."""
+
+    name: str
+    login: Login
+    token: str | None
+    """Of theirs, by which they logged in: it is looked at again with each request. A link is good once."""
+    uid: int | None
+    """The account of the connection: to another one the cookie is worth nothing."""
+    began: float
+    csrf: str
+    notice: str = ""
+    """To be shown on the next page."""
+
+
+class Logins:
+    """All of them, in memory: when the gateway ends, all are over."""
+
+    def __init__(self, house: House) -> None:
+        self._house = house
+        self._visitors: dict[str, Visitor] = {}
+
+    async def begin(self, credential: str, uid: int | None) -> tuple[str, Visitor]:
+        """Log in whoever holds this link or token, on record; the cookie's value. Raises NotAdmitted."""
+        credential = credential.strip()
+        if len(credential) > _LONGEST_CREDENTIAL:
+            raise NotAdmitted(401, "bad_token", "this is no token of this gateway", "invalid_token")
+        token = self._house.tokens(credential)
+        person = self._person(token)
+        login = Login("link" if token.kind == "link" else "token", token.id)
+
+        def work(tx: Transaction) -> None:
+            if token.kind == "link":
+                tx.revoke_token(token.id, "console", time.time())
+            tx.append("console_login", None, {"person": person.name, "login": login.as_fact(), "peer_uid": uid})
+
+        try:
+            await self._house.store.write(work, durable=True)
+        except Conflict:
+            text = "this link was used already; `ringfence console` gives another"
+            raise NotAdmitted(401, "link_used", text, "invalid_token") from None
+        kept = credential if token.kind == "person" else None
+        cookie = secrets.token_urlsafe(32)
+        visitor = Visitor(person.name, login, kept, uid, time.monotonic(), secrets.token_urlsafe(24))
+        self._forget_old()
+        self._visitors[_digest(cookie)] = visitor
+        return cookie, visitor
+
+    def find(self, cookie: str | None, uid: int | None) -> tuple[Visitor, Person] | None:
+        """Who this is, by the configuration in force; None: nobody, or nobody any more."""
+        visitor = None if cookie is None else self._visitors.get(_digest(cookie))
+        if visitor is None or visitor.uid != uid or time.monotonic() - visitor.began > LASTS_SECONDS:
+            return None
+        person = self.still(visitor)
+        return None if person is None else (visitor, person)
+
+    def still(self, visitor: Visitor) -> Person | None:
+        """The person that this visitor is, as long as they are."""
+        if all(each is not visitor for each in self._visitors.values()):
+            return None
+        try:
+            if visitor.token is not None:
+                return self._person(self._house.tokens(visitor.token))
+        except NotAdmitted:
+            return None
+        person = person_of(self._house.people(), self._house.account)
+        return person if person is not None and person.name == visitor.name else None
+
+    def end(self, visitor: Visitor) -> None:
+        self._visitors = {key: each for key, each in self._visitors.items() if each is not visitor}
+
+    def _person(self, token: IssuedToken) -> Person:
+        people = self._house.people()
+        if token.kind == "agent":
+            text = "this token is an agent's; people log in, with a link or a token of their own"
+            raise NotAdmitted(403, "agent_token", text)
+        if token.kind == "link":
+            found = person_of(people, self._house.account) if token.name == self._house.account else None
+        else:
+            found = people.get(token.name)
+            found = found if found is not None and found.tenant == token.tenant else None
+        if found is None:
+            text = f"{token.name} is none of the people that the configuration declares"
+            raise NotAdmitted(403, "unknown_person", text)
+        return found
+
+    def _forget_old(self) -> None:
+        now = time.monotonic()
+        lasting = {key: each for key, each in self._visitors.items() if now - each.began <= LASTS_SECONDS}
+        while len(lasting) >= _MOST:
+            del lasting[next(iter(lasting))]
+        self._visitors = lasting
+
+
+def _digest(cookie: str) -> str:
+    return hashlib.sha256(cookie.encode()).hexdigest()

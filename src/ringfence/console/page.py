@@ -1,0 +1,91 @@
+"""A page: its template, the headers that every answer has, and how values of others become text on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from starlette.responses import HTMLResponse, Response
+
+from ringfence.core import invisible
+from ringfence.core.errors import StoreError
+
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
+        " form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    # Not `no-referrer`: browsers would then send forms without the origin that we look at.
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+_KINDS = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
+_UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
+
+
+def _text(folder: str, name: str) -> str | None:
+    file = resources.files("ringfence.console").joinpath(folder, name)
+    return file.read_text(encoding="utf-8") if file.is_file() else None
+
+
+@cache
+def _templates() -> Environment:
+    environment = Environment(
+        loader=FunctionLoader(lambda name: _text("templates", name)),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        seen=seen, lines=lambda text: seen(text, lines=True), json=invisible.json_text, ago=ago, span=span, exact=exact
+    )
+    return environment
+
+
+def page(template: str, values: Mapping[str, Any], status: int = 200) -> Response:
+    return HTMLResponse(_templates().get_template(template).render(values), status, HEADERS)
+
+
+def static(name: str) -> Response | None:
+    """A file of ours that pages refer to."""
+    kind = _KINDS.get(name.rpartition(".")[2])
+    text = _text("static", name) if kind is not None and "/" not in name and not name.startswith(".") else None
+    return None if text is None else Response(text, 200, {**HEADERS, "cache-control": "no-cache"}, kind)
+
+
+# ── Values on it ──────────────────────────────────────────────────────────────────────────────────
+
+
+def seen(value: object, *, lines: bool = False) -> str:
+    """Text that anybody may have written, with every character that its reader would not see escaped."""
+    return invisible.visible("" if value is None else str(value), lines=lines)
+
+
+def span(seconds: float) -> str:
+    """How long, as a person says it."""
+    whole = max(0, int(seconds))
+    for size, unit in _UNITS:
+        if whole >= size:
+            return f"{whole // size} {unit}"
+    return f"{whole} s"
+
+
+def ago(at: float, now: float) -> str:
+    return "just now" if abs(now - at) < 1 else f"{span(now - at)} ago" if at < now else f"in {span(at - now)}"
+
+
+def exact(at: float) -> str:
+    """Raises StoreError for what is no time: the database was edited."""
+    try:
+        return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (ValueError, OverflowError, OSError):
+        raise StoreError("the database holds a time that cannot be read") from None

@@ -1,0 +1,137 @@
+// What pages do beside what they show: stay up to date, follow the keyboard, and log in by a link.
+"use strict";
+
+const one = (selector, within = document) => within.querySelector(selector);
+const all = (selector, within = document) => [...within.querySelectorAll(selector)];
+
+// A link's code stands behind `#`, so it is in no request and no log; and it must not stay in the address.
+const door = one("#login");
+if (door && location.hash.length > 1) {
+  one("#credential").value = decodeURIComponent(location.hash.slice(1));
+  history.replaceState(null, "", location.pathname);
+  door.requestSubmit();
+}
+
+// ── Times ──
+
+function ago(seconds) {
+  const size = Math.abs(seconds);
+  if (size < 1) return "just now";
+  const [unit, name] = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]].find(([each]) => size >= each);
+  const said = `${Math.floor(size / unit)} ${name}`;
+  return seconds > 0 ? `${said} ago` : `in ${said}`;
+}
+setInterval(() => {
+  for (const each of all("time[data-at]")) {
+    const text = ago(Date.now() / 1000 - Number(each.dataset.at));
+    if (each.textContent !== text) each.textContent = text;
+  }
+}, 5000);
+
+// ── Up to date ──
+// An event says that something changed; the page is then had again, and what differs takes its place. What a person is
+// typing into stays as it is.
+
+let source = null;
+let coming = false;
+let again = false;
+
+async function refresh() {
+  if (coming) { again = true; return; }
+  coming = true;
+  try {
+    const answer = await fetch(location.href, { headers: { accept: "text/html" }, redirect: "manual" });
+    if (!answer.ok) return;
+    const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+    for (const place of all("[data-swap]")) {
+      const other = document.importNode(one(`[data-swap="${place.dataset.swap}"]`, fresh) ?? place.cloneNode(false), true);
+      merge(place, other);
+    }
+    if (one("title", fresh)) document.title = one("title", fresh).textContent;
+  } catch { /* the gateway is gone for a moment; the stream says when it is back */ } finally {
+    coming = false;
+    if (again) { again = false; setTimeout(refresh, 300); }
+  }
+}
+
+function merge(place, other) {
+  const held = new Map(all(":scope > [data-key]", place).map((each) => [each.dataset.key, each]));
+  const known = held.size > 0;
+  const wanted = all(":scope > *", other).map((each) => {
+    const old = held.get(each.dataset.key);
+    if (!old) { if (known) each.classList.add("fresh"); return each; }
+    const same = old.dataset.version === each.dataset.version && each.dataset.version !== undefined;
+    return same || old.contains(document.activeElement) ? old : each;
+  });
+  // Nothing that stays is moved: it would lose the focus.
+  for (const each of [...place.children]) if (!wanted.includes(each)) each.remove();
+  let at = place.firstElementChild;
+  for (const each of wanted) {
+    if (each === at) at = at.nextElementSibling;
+    else place.insertBefore(each, at);
+  }
+}
+
+function listen() {
+  const address = document.body.dataset.live;
+  if (!address || source) return;
+  source = new EventSource(address);
+  source.addEventListener("change", (event) => {
+    const { waiting } = JSON.parse(event.data);
+    const badge = one("#waiting");
+    if (badge) {
+      badge.textContent = waiting || "";
+      badge.setAttribute("aria-label", `${waiting} waiting`);
+    }
+    if (one("[data-swap]")) refresh();
+  });
+  source.addEventListener("over", () => { source.close(); location.assign("/console/login"); });
+}
+function stop() { source?.close(); source = null; }
+document.addEventListener("visibilitychange", () => (document.hidden ? stop() : listen()));
+window.addEventListener("pagehide", stop);
+listen();
+
+// ── Keyboard ──
+
+const typing = (element) => element.matches("input, select, textarea") || element.isContentEditable;
+let going = false;
+
+function move(step) {
+  const items = all("[data-item]");
+  if (!items.length) return;
+  const at = items.findIndex((each) => each === document.activeElement || each.contains(document.activeElement));
+  const next = items[at < 0 ? (step > 0 ? 0 : items.length - 1) : Math.min(items.length - 1, Math.max(0, at + step))];
+  next.focus();
+  next.scrollIntoView({ block: "nearest" });
+}
+function choose(name) {
+  const item = document.activeElement.closest("[data-item]") ?? (all("[data-item]").length === 1 ? one("[data-item]") : null);
+  one(`[data-key-${name}]`, item ?? document.createElement("i"))?.focus();
+}
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (typing(document.activeElement)) {
+    if (event.key === "Escape") document.activeElement.blur();
+    return;
+  }
+  if (going) {
+    going = false;
+    const page = all("nav a").find((each) => each.textContent.trim().toLowerCase().startsWith(event.key));
+    if (page) { event.preventDefault(); page.click(); }
+    return;
+  }
+  const act = {
+    j: () => move(1),
+    k: () => move(-1),
+    a: () => choose("a"),
+    d: () => choose("d"),
+    g: () => { going = true; setTimeout(() => { going = false; }, 1500); },
+    "/": () => one("[data-search]")?.focus(),
+    Enter: () => {
+      if (document.activeElement.matches("[data-item]")) one("a", document.activeElement)?.click();
+      else return false;
+    },
+  }[event.key];
+  if (act && act() !== false) event.preventDefault();
+});

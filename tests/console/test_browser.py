@@ -1,0 +1,141 @@
+"""The console in a browser: by the keyboard alone, live, on a phone, in the dark; what agents write stays text."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tests import tooling
+from tests.console import people
+from tests.console.people import waiting
+from tests.gateways import Served
+
+HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>\u202egnp.exe"
+_VIOLATIONS = "window.violations = []; addEventListener('securitypolicyviolation', e => violations.push(e.blockedURI))"
+
+
+@dataclass
+class Screen:
+    """A page of the browser, and what went wrong on it."""
+
+    page: Any
+    base: str
+    problems: list[str] = field(default_factory=list)
+
+    def open(self, path: str) -> None:
+        self.page.goto(f"{self.base}/console/{path}")
+
+    def fits(self) -> bool:
+        """Whether nothing on the page is wider than the screen."""
+        return bool(self.page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with people.serve(tmp_path_factory.mktemp("browser")) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def screen(served: Served) -> Iterator[Screen]:
+    program = tooling.need("chromium")
+    sys.path.append(str(tooling.browser()))
+    api = importlib.import_module("playwright.sync_api")
+    with api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=str(program), args=["--no-sandbox", "--disable-gpu"])
+        page = chromium.new_page(viewport={"width": 1200, "height": 800})
+        page.set_default_timeout(tooling.PATIENCE * 1000)
+        page.add_init_script(_VIOLATIONS)
+        screen = Screen(page, served.url.removesuffix("/mcp"))
+        page.on("pageerror", lambda error: screen.problems.append(str(error)))
+        page.goto(f"{screen.base}/console/login#{people.link(served)}")
+        page.wait_for_url("**/console/approvals")
+        yield screen
+        chromium.close()
+
+
+def test_the_code_of_a_link_stays_in_no_address(screen: Screen) -> None:
+    assert "rft_" not in screen.page.evaluate("location.href + document.referrer + history.length")
+    screen.page.go_back()
+    assert "rft_" not in screen.page.url
+    screen.open("approvals")
+    assert screen.page.locator(".empty").is_visible()
+
+
+def test_a_question_comes_by_itself_and_is_answered_by_the_keyboard_alone(served: Served, screen: Screen) -> None:
+    page = screen.page
+    with waiting(served, {"title": HOSTILE}) as said:
+        card = page.locator("article[data-item]")
+        card.wait_for()  # nothing was loaded again by hand
+        assert "document.title" in card.inner_text() and "\\u{202e}" in card.inner_text()
+        assert page.locator("#waiting").inner_text() == "1"
+        page.keyboard.press("j")
+        page.keyboard.press("a")
+        assert page.evaluate("document.activeElement.value") == "approve"
+        page.keyboard.press("Shift+Tab")
+        page.keyboard.type("fine, a and d typed here are text")
+        page.keyboard.press("Tab")
+        with page.expect_navigation():
+            page.keyboard.press("Enter")
+        assert "approved" in page.locator(".notice").inner_text()
+    assert said[0]["status"] == "success"
+    assert page.title().startswith("Approvals") and page.locator("img[src=x]").count() == 0
+
+
+def test_deny_is_a_key_too_and_the_answered_is_listed(served: Served, screen: Screen) -> None:
+    page = screen.page
+    with waiting(served, {"title": "not now"}) as said:
+        page.locator("article[data-item]").wait_for()
+        page.keyboard.press("j")
+        page.keyboard.press("d")
+        with page.expect_navigation():
+            page.keyboard.press("Enter")
+    assert said[0]["reason_code"] == "approval_refused"
+    page.locator("#settled .state.denied").wait_for()
+
+
+def test_what_is_being_typed_stays_while_the_page_changes(served: Served, screen: Screen) -> None:
+    page = screen.page
+    with waiting(served, {"title": "first"}):
+        page.locator("article[data-item]").wait_for()
+        page.locator('input[name="reason"]').fill("half a sen")
+        with waiting(served, {"title": "second"}):
+            page.locator("article[data-item]").nth(1).wait_for()
+            assert page.locator('input[name="reason"]').first.input_value() == "half a sen"
+            assert page.evaluate("document.activeElement.name") == "reason"
+            for left in (1, 0):
+                with page.expect_navigation():
+                    page.locator("button.bad").first.click()
+                assert page.locator("article[data-item]").count() == left
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1200])
+def test_every_page_fits_and_is_readable(served: Served, screen: Screen, width: int, scheme: str) -> None:
+    page = screen.page
+    page.set_viewport_size({"width": width, "height": 740})
+    page.emulate_media(color_scheme=scheme)
+    for path in ("approvals", "login", "nothing"):
+        screen.open(path)
+        assert screen.fits(), path
+        ground, ink = (
+            page.evaluate(f"getComputedStyle(document.body).{name}") for name in ("backgroundColor", "color")
+        )
+        assert (light(ground) > light(ink)) == (scheme == "light")
+
+
+def light(colour: str) -> int:
+    return sum(int(part) for part in colour.partition("(")[2].rstrip(")").split(",")[:3])
+
+
+def test_the_policy_of_pages_was_never_broken(screen: Screen) -> None:
+    assert screen.problems == []
+    screen.open("approvals")
+    assert screen.page.evaluate("violations") == []
+    screen.page.evaluate("document.body.append(Object.assign(document.createElement('script'), {text: '1'}))")
+    tooling.wait_until(lambda: len(screen.page.evaluate("violations")) == 1)  # a page that breaks it would be seen
