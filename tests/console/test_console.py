@@ -204,3 +204,48 @@ def test_a_long_question_is_answered_on_its_own_page_alone(served: Served, bob: 
 
 def test_what_was_answered_is_proved_by_the_log(served: Served) -> None:
     assert gateways.verified(served.state).ok
+
+
+# ── Calls ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_history_shows_what_was_called_and_finds_it_again(served: Served, bob: Browser) -> None:
+    said = call(served, "search_docs", {"query": "<script>nothing</script>"})
+    call(served, "no_such_tool", {})
+    which = said["facts"]["call_id"]
+    whole = bob.get("/console/history").text
+    assert which in whole and "no_such_tool" in whole and "unknown_tool" in whole
+    refused = bob.get("/console/history?status=validation_failure").text
+    assert which not in refused and "no_such_tool" in refused
+    assert which in bob.get(f"/console/history?q={which}&tool=search_docs&agent=analyst").text
+    assert "No call matches" in bob.get("/console/history?q=nothing+has+this").text
+    for odd in ("since=yesterday", "before=-1", "before=99999999999999999999", "after=x", "tool=%00%ff", "q=%25_'\""):
+        assert bob.get(f"/console/history?{odd}").status == 200
+
+
+def test_the_page_of_a_call_tells_its_life(served: Served, bob: Browser) -> None:
+    with waiting(served, {"title": "told"}) as said:
+        bob.answer(the_question(bob), "approve", "as agreed")
+    which = said[0]["facts"]["call_id"]
+    page = bob.get(f"/console/calls/{which}").text
+    for shown in ("bob approved it in the console", "as agreed", "std-write", "approval asked", "approval answered"):
+        assert shown in page
+    assert "started" in page and "finished" in page and "nothing outside was changed" not in page
+    assert bob.get("/console/calls/call_0").status == 404
+
+
+def test_calls_of_another_tenant_are_nowhere(served: Served, bob: Browser) -> None:
+    which = call(served, "search_docs", {"query": "ours"})["facts"]["call_id"]
+    eve = visitor(served, token(served, "person", "eve")["token"])
+    assert eve.get(f"/console/calls/{which}").status == 404
+    for path in ("history", f"history?q={which}", "history?agent=analyst", "live"):
+        page = eve.get(f"/console/{path}").text
+        assert f"calls/{which}" not in page and '<option value="analyst"' not in page
+
+
+def test_live_shows_a_call_that_runs(served: Served, bob: Browser) -> None:
+    with waiting(served, {"title": "in between"}):
+        which = the_question(bob)
+        assert "No call is running" in bob.get("/console/live").text, "it waits, and has not begun"
+        bob.answer(which, "deny")
+    tooling.wait_until(lambda: "approval_refused" in bob.get("/console/live").text)

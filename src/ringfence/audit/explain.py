@@ -41,11 +41,17 @@ def explain(records: list[Json], public: Ed25519PublicKey | None = None) -> str:
 
     With the public key, an answer counts only by its signature, where calls of its time name their answers.
     """
+    title, stops = way(records, public)
+    return "\n".join([_printable(title), *(line for stop in stops for line in _listed(stop))])
+
+
+def way(records: list[Json], public: Ed25519PublicKey | None = None) -> tuple[str, list[Stop]]:
+    """The same before it is laid out: what was called, and its stops. The texts are as the records have them."""
     ordered = sorted(records, key=_order)
     started = _last(ordered, "started")
     finished = _last(ordered, "finished")
     if started is None and finished is None and not any(_kind(r).startswith("approval_") for r in ordered):
-        return "There is no record of this call."
+        return "There is no record of this call.", []
     # The finished record has every key of the started one; where it is missing, the started one speaks.
     story = finished or started or {}
     stops: list[Stop] = [
@@ -66,7 +72,7 @@ def explain(records: list[Json], public: Ed25519PublicKey | None = None) -> str:
     ]
     name = _text(_part(story, "call").get("id"))
     title = f"{_what(story)}{f', {name}' if name else ''}" if story else "A call that is not on record itself"
-    return "\n".join([_printable(title), *(line for stop in stops for line in _listed(stop))])
+    return title, [(label, [text for text in lines if text]) for label, lines in stops]
 
 
 def summary(records: list[Json]) -> str:

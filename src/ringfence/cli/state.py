@@ -23,7 +23,7 @@ from ringfence.core.sizes import short_size
 from ringfence.packages.allowlist import normalized
 from ringfence.packages.cache import FOLDER, CacheEntry, PackageCache
 from ringfence.packages.install_boxes import project_name
-from ringfence.store import Reader
+from ringfence.store import Reader, history
 from ringfence.store.schema import DATABASE
 
 _MOST_NAMED = 6
@@ -174,6 +174,8 @@ def _log(folder: Path) -> Iterator[StatePlace]:
     purpose = "signed ends of the log's chains, and their locks"
     parts = (folder / "checkpoints", folder / "chains")
     yield StatePlace("checkpoints", parts[0], purpose, "stays: they prove the log", parts)
+    how = "stays: it follows the log, and is made anew where it is gone"
+    yield StatePlace("history", folder / history.FOLDER, "an index of the log, for the console", how)
 
 
 def _sessions(folder: Path) -> Iterator[StatePlace]:

@@ -14,6 +14,7 @@ from ringfence.console.house import House
 from ringfence.core.model import DEFAULT_TENANT, IssuedToken
 from ringfence.front.http import HttpFront
 from ringfence.front.refusals import Refusal
+from ringfence.store.history import History
 
 LINK_SECONDS = 600
 
@@ -28,6 +29,7 @@ def make_console(app: App, front: HttpFront) -> Console:
             clean=app.clean,
             public_key=_public_key,
             refused=lambda reason, uid: front.refusals.count(Refusal("console", reason, uid)),
+            history=History(app.store.folder, app.store.reader),
             is_ours=front.is_ours,
         )
     )

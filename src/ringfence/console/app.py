@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from ringfence.console import approvals
+from ringfence.console import approvals, calls
 from ringfence.console.house import House
 from ringfence.console.live import Live
 from ringfence.console.logins import LASTS_SECONDS, Logins, Visitor
@@ -28,7 +28,7 @@ from ringfence.identity import NotAdmitted
 from ringfence.identity.peers import PEER
 
 _MOST_BODY = 65_536
-_NAV = (("approvals", "Approvals"),)
+_NAV = (("approvals", "Approvals"), ("live", "Live"), ("history", "History"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,9 @@ _ID = r"([A-Za-z0-9_.-]{1,80})"
 _PAGES: tuple[tuple[re.Pattern[str], Page], ...] = (
     (re.compile(r"approvals"), approvals.waiting),
     (re.compile(rf"approvals/{_ID}"), approvals.one),
+    (re.compile(r"live"), calls.live),
+    (re.compile(r"history"), calls.history),
+    (re.compile(rf"calls/{_ID}"), calls.one),
 )
 _FORMS: tuple[tuple[re.Pattern[str], Page], ...] = ((re.compile(rf"approvals/{_ID}"), approvals.answered),)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import Response
 
 from ringfence.console.house import House
+from ringfence.console.page import tenant_seen
 from ringfence.core import canonical, invisible
 from ringfence.core.aio import in_thread
 from ringfence.core.errors import Refused
@@ -28,11 +29,7 @@ _RISK = {"read": "low", "write": "medium", "high_risk": "high"}
 
 def count(house: House, person: Person) -> int:
     """How many questions wait that concern this person."""
-    return sum(1 for _ in house.store.reader().pending(_tenant(person)))
-
-
-def _tenant(person: Person) -> str | None:
-    return None if person.answers_for("") else person.tenant
+    return sum(1 for _ in house.store.reader().pending(tenant_seen(person)))
 
 
 async def waiting(visit: Visit) -> Response:
@@ -43,7 +40,7 @@ async def waiting(visit: Visit) -> Response:
 def _listed(house: House, person: Person) -> Json:
     reader = house.store.reader()
     open_ = [each for each in reader.approvals() if person.answers_for(tenant_of(each.principal))]
-    settled = reader.settled_approvals(_tenant(person), _MOST_SETTLED)
+    settled = reader.settled_approvals(tenant_seen(person), _MOST_SETTLED)
     return {
         "here": "approvals",
         "cards": [_card(each, person, brief=True) for each in open_[:_MOST_LISTED]],

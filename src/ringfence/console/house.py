@@ -10,6 +10,7 @@ from ringfence.core.model import GuardedText, Person
 from ringfence.core.record import dataclass
 from ringfence.identity import TokenCheck
 from ringfence.store import Store
+from ringfence.store.history import History
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,5 +28,6 @@ class House:
     public_key: Callable[[], Ed25519PublicKey | None]
     refused: Callable[[str, int | None], None]
     """Counts a request that is refused, by its reason code and the account that made it."""
+    history: History
     is_ours: Callable[[bytes], bool]
     """Whether an `Origin` is our own address."""

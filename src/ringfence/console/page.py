@@ -13,6 +13,8 @@ from starlette.responses import HTMLResponse, Response
 
 from ringfence.core import invisible
 from ringfence.core.errors import StoreError
+from ringfence.core.model import Person
+from ringfence.core.sizes import short_size
 
 HEADERS = {
     "content-security-policy": (
@@ -46,7 +48,7 @@ def _templates() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        seen=seen, lines=lambda text: seen(text, lines=True), json=invisible.json_text, ago=ago, span=span, exact=exact
+        ago=ago, exact=exact, json=invisible.json_text, ms=ms, seen=seen, size=short_size, span=span
     )
     return environment
 
@@ -60,6 +62,11 @@ def static(name: str) -> Response | None:
     kind = _KINDS.get(name.rpartition(".")[2])
     text = _text("static", name) if kind is not None and "/" not in name and not name.startswith(".") else None
     return None if text is None else Response(text, 200, {**HEADERS, "cache-control": "no-cache"}, kind)
+
+
+def tenant_seen(person: Person) -> str | None:
+    """The tenant whose calls this person sees; None: who is alone here sees all."""
+    return None if person.answers_for("") else person.tenant
 
 
 # ── Values on it ──────────────────────────────────────────────────────────────────────────────────
@@ -77,6 +84,13 @@ def span(seconds: float) -> str:
         if whole >= size:
             return f"{whole // size} {unit}"
     return f"{whole} s"
+
+
+def ms(value: float | None) -> str:
+    """Milliseconds, with as many digits as say something."""
+    if value is None:
+        return "–"
+    return f"{value / 1000:,.1f} s" if value >= 1000 else f"{value:.0f} ms" if value >= 10 else f"{value:.1f} ms"
 
 
 def ago(at: float, now: float) -> str:

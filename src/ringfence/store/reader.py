@@ -125,6 +125,19 @@ class Reader:
             after = (rows[-1][2] if order == "seq" else rows[-1][0], rows[-1][0])
             left = None if left is None else left - len(rows)
 
+    def ended_after(self, number: int, limit: int) -> list[tuple[int, Record]]:
+        """How the next calls ended, in the order in which they did, each with its place in that."""
+        rows = self._all(f"{RECORD} WHERE kind = 'finished' AND id > ? ORDER BY id LIMIT ?", [number, limit])
+        return [(int(row[0]), record_from(row, self._finding(row[6]))) for row in rows]
+
+    def first_ended(self) -> int:
+        """The place of the first that is still there."""
+        return int(self._all("SELECT coalesce(min(id), 0) FROM records WHERE kind = 'finished'")[0][0])
+
+    def still_there(self, numbers: Collection[int]) -> set[int]:
+        """Those of these places that still have their record."""
+        return {number for number in numbers if self._all("SELECT 1 FROM records WHERE id = ?", [number])}
+
     def call_ids(self, prefix: str, limit: int) -> list[str]:
         """Calls whose id begins so, the newest first."""
         text = "SELECT DISTINCT call_id FROM records WHERE call_id >= ? AND call_id < ? ORDER BY call_id DESC LIMIT ?"

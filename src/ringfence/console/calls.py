@@ -1,0 +1,195 @@
+"""Calls: those that run, those on record, and the life of one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any, get_args
+from urllib.parse import urlencode
+
+from starlette.responses import Response
+
+from ringfence.audit.explain import way
+from ringfence.console.house import House
+from ringfence.console.page import tenant_seen
+from ringfence.core import canonical
+from ringfence.core.aio import in_thread
+from ringfence.core.model import Json, Person
+from ringfence.governance.approvals import tenant_of
+from ringfence.store import Reader, Record
+from ringfence.store.history import CallSearch
+from ringfence.store.rows import Part
+
+if TYPE_CHECKING:
+    from ringfence.console.app import Visit
+
+_A_PAGE = 50
+_JUST_ENDED = 20
+_MOST_RUNNING = 200
+_READING_SECONDS = 1.0
+_FIELDS = ("tool", "agent", "status", "since", "until", "q")
+_PLACE = ("v", "chain", "seq", "prev", "at", "kind", "call_id")
+_LONGEST_RECORD = 100_000
+
+
+# ── Those that run ────────────────────────────────────────────────────────────────────────────────
+
+
+async def live(visit: Visit) -> Response:
+    return visit.page("live.html", {"here": "live", **await in_thread(partial(_live, visit.house, visit.person))})
+
+
+def _live(house: House, person: Person) -> Json:
+    reader = house.store.reader()
+    running = [row for call_id in reader.running()[-_MOST_RUNNING:] if (row := _started(reader, call_id, person))]
+    ready = house.history.catch_up(_READING_SECONDS)
+    return {
+        "running": running[::-1],
+        "ended": house.history.find(CallSearch(tenant=tenant_seen(person)), _JUST_ENDED) if ready else [],
+    }
+
+
+def _started(reader: Reader, call_id: str, person: Person) -> Json | None:
+    record = next(reader.records(call_id=call_id, kind="started", limit=1), None)
+    if record is None:
+        return None
+    call = _part(record.body, "call")
+    principal = _part(call, "principal")
+    if not person.answers_for(str(principal.get("tenant"))):
+        return None
+    return {"call_id": call_id, "at": record.at, "tool": call.get("tool"), "agent": principal.get("agent")}
+
+
+# ── Those on record ───────────────────────────────────────────────────────────────────────────────
+
+
+async def history(visit: Visit) -> Response:
+    """Calls that ended, the newest first, by what a person looks for."""
+    given = {name: visit.given.get(name, "").strip()[:200] for name in _FIELDS}
+    found = await in_thread(partial(_found, visit.house, visit.person, given, visit.given))
+    return visit.page("history.html", {"here": "history", "given": given, **found})
+
+
+def _found(house: House, person: Person, given: Mapping[str, str], address: Mapping[str, str]) -> Json:
+    whole = house.history.catch_up(_READING_SECONDS)
+    after = _place(address.get("after"))
+    search = CallSearch(
+        tenant=tenant_seen(person),
+        tool=given["tool"] or None,
+        agent=given["agent"] or None,
+        status=given["status"] or None,
+        since=_time(given["since"]),
+        until=_time(given["until"]),
+        words=given["q"],
+        before=_place(address.get("before")),
+        after=after,
+    )
+    rows = house.history.find(search, _A_PAGE + 1)
+    more = len(rows) > _A_PAGE
+    # Of the newer ones, the one too many is the newest.
+    rows = (rows[1:] if after is not None else rows[:_A_PAGE]) if more else rows
+    kept = {name: value for name, value in given.items() if value}
+    older = rows and (more if after is None else True)
+    newer = rows and (more if after is not None else search.before is not None)
+    return {
+        "rows": rows,
+        "reading": not whole,
+        "choices": house.history.choices(tenant_seen(person)),
+        "filtered": bool(kept),
+        "older": urlencode({**kept, "before": rows[-1].id}) if older else None,
+        "newer": urlencode({**kept, "after": rows[0].id}) if newer else None,
+    }
+
+
+def _place(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 19 else None
+
+
+def _time(text: str) -> float | None:
+    """A moment as a browser's field gives it, in UTC."""
+    try:
+        return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp() if text else None
+    except (ValueError, OverflowError):
+        return None
+
+
+# ── One ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def one(visit: Visit) -> Response:
+    """The life of a call: how it went, step by step, and every record of it."""
+    found = await in_thread(partial(_life, visit.house, visit.person, visit.named))
+    if found is None:
+        return visit.page("missing.html", {"here": "history", "what": "call"}, 404)
+    return visit.page("call.html", {"here": "history", **found})
+
+
+def _life(house: House, person: Person, call_id: str) -> Json | None:
+    reader = house.store.reader()
+    story = [(record, body) for record in reader.story(call_id) if (body := _body(record)) is not None]
+    story.sort(key=lambda each: each[0].at)
+    if not any(record.call_id == call_id and _concerns(body, person) for record, body in story):
+        return None
+    title, stops = way([body for _, body in story], house.public_key())
+    ended = next((body for record, body in story if record.kind == "finished" and record.call_id == call_id), {})
+    facts = _part(ended, "facts")
+    return {
+        "call_id": call_id,
+        "title": title,
+        "stops": [(label, lines) for label, lines in stops if lines],
+        "status": ended.get("status", "running"),
+        "reason": ended.get("reason_code", ""),
+        "records": [_shown(record, body, story[0][0].at) for record, body in story],
+        "facts": facts,
+        "isolation": _part(_part(facts, "isolation"), "protections"),
+        "rules": _part(ended or story[-1][1], "decision").get("rules") or [],
+        "kept": _kept(reader, call_id),
+    }
+
+
+def _body(record: Record) -> Json | None:
+    try:
+        return record.body
+    except canonical.NotCanonical:
+        return None
+
+
+def _concerns(body: Json, person: Person) -> bool:
+    """Whether a record is of a call of this person's tenant."""
+    principal = _part(body, "call").get("principal")
+    if isinstance(principal, dict):
+        return person.answers_for(str(principal.get("tenant")))
+    asked = body.get("principal")  # of a question: by its key
+    return isinstance(asked, str) and person.answers_for(tenant_of(asked))
+
+
+def _shown(record: Record, body: Json, began: float) -> Json:
+    said = {name: value for name, value in body.items() if name not in _PLACE}
+    return {
+        "kind": record.kind.replace("_", " "),
+        "at": record.at,
+        "after_ms": (record.at - began) * 1000.0,
+        "chain": record.chain,
+        "seq": record.seq,
+        "hash": record.hash,
+        "body": said if len(record.text) <= _LONGEST_RECORD else {"…": "too long for a page: ringfence audit show"},
+    }
+
+
+def _kept(reader: Reader, call_id: str) -> list[tuple[str, Any, bool | None]]:
+    """What is kept of its payloads, and whether that is what was recorded."""
+    out = []
+    for part in get_args(Part):
+        payload, right = reader.kept(call_id, part)
+        if payload is not None and isinstance(payload.body, bytes) and len(payload.body) <= _LONGEST_RECORD:
+            try:
+                out.append((part, canonical.loads(payload.body), right))
+            except canonical.NotCanonical:
+                out.append((part, "it cannot be read", False))
+    return out
+
+
+def _part(body: Json, name: str) -> Json:
+    found = body.get(name)
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,358 @@
+"""An index of the calls on record, for people who look through them: which there were, by what one would look for.
+
+It lies beside the log in a file of its own, is made from the log alone, and is made anew where it is gone. So no call
+waits for it, and nothing that it says is proof: a page shows the records themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ringfence.audit.chain import Record
+from ringfence.core import canonical, system
+from ringfence.core.errors import StoreError
+from ringfence.core.model import Json
+from ringfence.core.record import dataclass
+from ringfence.store.reader import Reader
+
+FOLDER = "history"
+_FILE = "calls.db"
+_VERSION = 1
+_TOGETHER = 250
+"""Records in one transaction: others may look meanwhile."""
+_LONGEST_TEXT = 4000
+_LONGEST_LEAF = 500
+_UNSEARCHED = ("isolation", "digest", "contract_digest", "decision_id", "policy_digest", "prev")
+_SCHEMA = """
+CREATE TABLE calls (
+    id      INTEGER PRIMARY KEY,
+    call_id TEXT NOT NULL,
+    at      REAL NOT NULL,
+    tenant  TEXT NOT NULL,
+    agent   TEXT NOT NULL,
+    person  TEXT,
+    tool    TEXT NOT NULL,
+    server  TEXT,
+    kind    TEXT NOT NULL,
+    status  TEXT NOT NULL,
+    reason  TEXT NOT NULL,
+    wall_ms REAL,
+    cpu_ms  REAL,
+    memory  INTEGER,
+    words   TEXT NOT NULL
+);
+CREATE INDEX calls_by_tenant ON calls (tenant, id);
+CREATE INDEX calls_by_tool ON calls (tool, id);
+CREATE INDEX calls_by_agent ON calls (agent, id);
+CREATE INDEX calls_by_status ON calls (status, id);
+CREATE INDEX calls_by_time ON calls (at, tenant, status, wall_ms, cpu_ms, memory);
+CREATE TABLE seen (last INTEGER NOT NULL);
+INSERT INTO seen VALUES (0);
+"""
+_CALL = (
+    "SELECT id, call_id, at, tenant, agent, person, tool, server, kind, status, reason, wall_ms, cpu_ms, memory"
+    " FROM calls"
+)
+_KEEP = "INSERT OR REPLACE INTO calls VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_THERE_ARE = {
+    "tool": "SELECT DISTINCT tool FROM calls",
+    "agent": "SELECT DISTINCT agent FROM calls",
+    "status": "SELECT DISTINCT status FROM calls",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PastCall:
+    """A call as a list shows it."""
+
+    id: int
+    call_id: str
+    at: float
+    tenant: str
+    agent: str
+    person: str | None
+    tool: str
+    server: str | None
+    kind: str
+    status: str
+    reason: str
+    wall_ms: float | None
+    cpu_ms: float | None
+    memory: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CallSearch:
+    """Which calls. What is None matches all."""
+
+    tenant: str | None = None
+    tool: str | None = None
+    agent: str | None = None
+    status: str | None = None
+    since: float | None = None
+    until: float | None = None
+    words: str = ""
+    """Each must stand somewhere in what was recorded."""
+    system: bool = False
+    """Also what the gateway itself did, such as the start of a server."""
+    before: int | None = None
+    """Older than this one."""
+    after: int | None = None
+    """Newer than this one, the oldest of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Calls of one span of time."""
+
+    begins: float
+    calls: int
+    refused: int
+    failed: int
+    wall_ms: float | None
+    """In the mean, of those that ran."""
+    slowest_ms: float | None
+    cpu_ms: float
+    memory: int
+
+
+class History:
+    """For any thread, one at a time."""
+
+    def __init__(self, folder: Path, reader: Callable[[], Reader]) -> None:
+        self._folder = folder / FOLDER
+        self._reader = reader
+        self._turn = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+
+    # ── Keeping up with the log ──
+
+    def catch_up(self, seconds: float) -> bool:
+        """Take in what ended since the last time. The first time that is the whole log, so no longer than this is
+        spent on it: False where there is more. Raises StoreError."""
+        reader = self._reader()
+        until = time.monotonic() + seconds
+        with self._open() as connection:
+            while True:
+                connection.execute("BEGIN IMMEDIATE")
+                try:
+                    last = connection.execute("SELECT last FROM seen").fetchone()[0]
+                    found = reader.ended_after(last, _TOGETHER)
+                    rows = [row for number, record in found if (row := _row(number, record)) is not None]
+                    connection.executemany(_KEEP, rows)
+                    if found:
+                        connection.execute("UPDATE seen SET last = ?", (found[-1][0],))
+                    else:
+                        # What was pruned is gone here, too.
+                        connection.execute("DELETE FROM calls WHERE id < ?", (reader.first_ended(),))
+                    connection.execute("COMMIT")
+                except BaseException:
+                    connection.execute("ROLLBACK")
+                    raise
+                if len(found) < _TOGETHER:
+                    return True
+                if time.monotonic() > until:
+                    return False
+
+    # ── Looking ──
+
+    def find(self, search: CallSearch, limit: int) -> list[PastCall]:
+        """So many of them, the newest first. Raises StoreError."""
+        out: list[PastCall] = []
+        with self._open() as connection:
+            before = search.before
+            while len(out) < limit:
+                where, values = _conditions(search)
+                if before is not None and search.after is None:
+                    where.append("id < ?")
+                    values.append(before)
+                order = "ASC" if search.after is not None else "DESC"
+                text = f"{_CALL}{_where(where)} ORDER BY id {order} LIMIT ?"
+                rows = connection.execute(text, [*values, limit - len(out)]).fetchall()
+                found = [PastCall(*row) for row in rows]
+                there = self._reader().still_there([each.id for each in found])
+                out += [each for each in found if each.id in there]
+                gone = [(each.id,) for each in found if each.id not in there]
+                connection.executemany("DELETE FROM calls WHERE id = ?", gone)
+                if not gone or search.after is not None:
+                    break
+                before = found[-1].id
+        return out[::-1] if search.after is not None else out
+
+    def choices(self, tenant: str | None) -> dict[str, list[str]]:
+        """What there is to choose from: tools, agents and statuses. Raises StoreError."""
+        where, values = (" WHERE tenant = ?", [tenant]) if tenant is not None else ("", [])
+        with self._open() as connection:
+            out = {}
+            for name, text in _THERE_ARE.items():
+                rows = connection.execute(f"{text}{where} ORDER BY 1 LIMIT 500", values)
+                out[name] = [str(row[0]) for row in rows]
+            return out
+
+    def buckets(self, tenant: str | None, since: float, width: float, count: int) -> list[Bucket]:
+        """What happened in each of `count` spans of `width` seconds. Raises StoreError."""
+        where, values = ["at >= ?", "at < ?"], [since, since + width * count]
+        with self._open() as connection:
+            text = (
+                "SELECT CAST((at - ?) / ? AS INTEGER), count(*), sum(status IN ('denied', 'validation_failure')),"
+                " sum(status NOT IN ('success', 'denied', 'validation_failure', 'approval_required')), avg(wall_ms),"
+                " max(wall_ms), total(cpu_ms), coalesce(max(memory), 0) FROM calls"
+            )
+            if tenant is not None:
+                where.append("tenant = ?")
+                values.append(tenant)  # type: ignore[arg-type]
+            rows = connection.execute(f"{text}{_where(where)} GROUP BY 1", [since, width, *values]).fetchall()
+        found = {row[0]: row[1:] for row in rows}
+        empty = (0, 0, 0, None, None, 0.0, 0)
+        return [Bucket(since + number * width, *found.get(number, empty)) for number in range(count)]
+
+    # ── The file ──
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        with self._turn:
+            try:
+                if self._connection is None:
+                    self._connection = self._opened()
+                    weakref.finalize(self, self._connection.close)
+                yield self._connection
+            except sqlite3.Error as exc:
+                self.close()
+                raise StoreError(f"the index of calls in {self._folder} cannot be used: {exc}") from exc
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _opened(self) -> sqlite3.Connection:
+        path = self._folder / _FILE
+        try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            if system.stranger(self._folder.lstat()) or self._folder.is_symlink():
+                raise StoreError(f"{self._folder} is not a folder of this user's; move it away")
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | system.PLAIN, 0o600))
+            try:
+                return _connected(path)
+            except (sqlite3.DatabaseError, _OtherVersion):
+                # It can be made anew, and what it held is in the log.
+                for name in (_FILE, f"{_FILE}-wal", f"{_FILE}-shm", f"{_FILE}-journal"):
+                    (self._folder / name).unlink(missing_ok=True)
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | system.PLAIN, 0o600))
+                return _connected(path)
+        except OSError as exc:
+            raise StoreError(f"the index of calls cannot be kept in {self._folder}: {exc.strerror or exc}") from exc
+
+
+class _OtherVersion(Exception):
+    pass
+
+
+def _connected(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=5.0, isolation_level=None, check_same_thread=False)
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = OFF")  # a power cut costs what can be made again
+        connection.execute("PRAGMA secure_delete = ON")
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0:
+            connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;")
+        elif version != _VERSION:
+            raise _OtherVersion
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _where(conditions: list[str]) -> str:
+    return f" WHERE {' AND '.join(conditions)}" if conditions else ""
+
+
+def _conditions(search: CallSearch) -> tuple[list[str], list[Any]]:
+    exact = {name: getattr(search, name) for name in ("tenant", "tool", "agent", "status")}
+    where = [f"{name} = ?" for name, value in exact.items() if value is not None]
+    values: list[Any] = [value for value in exact.values() if value is not None]
+    for condition, value in (("at >= ?", search.since), ("at < ?", search.until), ("id > ?", search.after)):
+        if value is not None:
+            where.append(condition)
+            values.append(value)
+    if not search.system:
+        where.append("kind NOT IN ('server', 'listing')")
+    for word in search.words.lower().split():
+        where.append("instr(words, ?) > 0")
+        values.append(word)
+    return where, values
+
+
+# ── One record ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _row(number: int, record: Record) -> tuple[Any, ...] | None:
+    """None for one that cannot be read: `audit verify` is who tells of that."""
+    try:
+        body = record.body
+    except canonical.NotCanonical:
+        return None
+    call = _part(body, "call")
+    principal = _part(call, "principal")
+    facts = _part(body, "facts")
+    usage = _part(facts, "usage")
+    own = body.get("started_seq") is not None
+    return (
+        number,
+        str(record.call_id),
+        record.at,
+        str(principal.get("tenant", "")),
+        str(principal.get("agent", "")),
+        _text(principal.get("person")),
+        str(call.get("tool", "")),
+        _text(call.get("server")),
+        str(call.get("kind", "")),
+        str(body.get("status", "")),
+        str(body.get("reason_code", "")),
+        _number(facts.get("wall_ms")) if own else None,
+        _number(usage.get("cpu_ms")),
+        _number(usage.get("peak_memory_bytes")),
+        " ".join(_leaves(body))[:_LONGEST_TEXT].lower(),
+    )
+
+
+def _part(body: Json, name: str) -> Json:
+    found = body.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    """What somebody may search for: every text of a record but what is none to a reader."""
+    if isinstance(value, str):
+        if not value.startswith("sha256:") and len(value) <= _LONGEST_LEAF:
+            yield value
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            if name not in _UNSEARCHED:
+                yield from _leaves(inner)
+    elif isinstance(value, list):
+        yield from _each(value)
+
+
+def _each(values: Iterable[Any]) -> Iterator[str]:
+    for value in values:
+        yield from _leaves(value)

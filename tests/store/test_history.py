@@ -1,0 +1,129 @@
+"""The index of calls: it says what the log says, page by page, and is made anew where it cannot be used."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringfence.core.model import Json
+from ringfence.store import Store
+from ringfence.store.history import FOLDER, CallSearch, History
+
+PATIENT = 600.0
+
+
+def ended(number: int, **more: object) -> tuple[str, Json]:
+    tenant, tool, status = ("acme" if number % 5 == 0 else "local"), f"tool_{number % 3}", "success"
+    call = {"id": f"call_{number:06}", "tool": tool, "kind": "tool", "server": "desk"}
+    call |= {"principal": {"tenant": tenant, "agent": f"agent_{number % 2}", "person": None}}
+    body: Json = {"call": call, "status": status, "reason_code": "ok", "message": "", "started_seq": 1}
+    body |= {"facts": {"wall_ms": float(number), "usage": {"cpu_ms": 2.0, "peak_memory_bytes": 1024}}, **more}
+    return f"call_{number:06}", body
+
+
+def put(store: Store, numbers: range, **more: object) -> None:
+    def work(tx: object) -> None:
+        for number in numbers:
+            call_id, body = ended(number, **more)
+            tx.append("finished", call_id, body)  # type: ignore[attr-defined]
+
+    store.write_sync(work)
+
+
+def index(store: Store) -> History:
+    return History(store.folder, store.reader)
+
+
+def names(history: History, limit: int = 10_000, **wanted: object) -> list[str]:
+    assert history.catch_up(PATIENT)
+    return [each.call_id for each in history.find(CallSearch(**wanted), limit)]  # type: ignore[arg-type]
+
+
+def test_every_call_is_found_the_newest_first_and_later_ones_as_they_end(store: Store) -> None:
+    history = index(store)
+    assert names(history) == []
+    put(store, range(700))
+    assert names(history) == [f"call_{number:06}" for number in reversed(range(700))]
+    put(store, range(700, 703))
+    assert names(history, 2) == ["call_000702", "call_000701"]
+    (newest,) = history.find(CallSearch(), 1)
+    assert (newest.wall_ms, newest.cpu_ms, newest.memory, newest.server) == (702.0, 2.0, 1024, "desk")
+
+
+def test_pages_follow_each_other_both_ways_without_a_gap(store: Store) -> None:
+    history = index(store)
+    put(store, range(100))
+    assert history.catch_up(PATIENT)
+    first = history.find(CallSearch(tenant="local"), 30)
+    second = history.find(CallSearch(tenant="local", before=first[-1].id), 30)
+    back = history.find(CallSearch(tenant="local", after=second[0].id), 30)
+    assert [each.id for each in back] == [each.id for each in first]
+    assert len({each.id for each in [*first, *second]}) == 60
+    assert all(each.tenant == "local" for each in [*first, *second])
+
+
+def test_each_condition_holds_and_all_of_them_together(store: Store) -> None:
+    history = index(store)
+    put(store, range(60))
+    put(store, range(60, 63), status="denied", reason_code="policy", message="Nothing deletes 100% of EVERYTHING")
+    assert len(names(history, tenant="acme")) == 13
+    assert len(names(history, status="denied")) == 3
+    assert names(history, words="deletes everything") == names(history, status="denied")
+    assert names(history, words="100%_") == [] and names(history, words="call_000061") == ["call_000061"]
+    assert names(history, tool="tool_1", agent="agent_1", tenant="local", status="denied") == ["call_000061"]
+    assert names(history, until=0.0) == [] and len(names(history, since=0.0)) == 63
+    assert history.choices("acme")["status"] == ["denied", "success"]
+
+
+def test_what_the_gateway_did_itself_is_found_when_it_is_asked_for(store: Store) -> None:
+    history = index(store)
+    call_id, body = ended(1)
+    body["call"]["kind"] = "server"
+    store.write_sync(lambda tx: tx.append("finished", call_id, body))
+    assert names(history) == [] and names(history, system=True) == [call_id]
+
+
+def test_spans_of_time_count_what_happened_in_them(store: Store) -> None:
+    history = index(store)
+    put(store, range(10))
+    put(store, range(10, 13), status="denied")
+    put(store, range(13, 15), status="unknown")
+    assert history.catch_up(PATIENT)
+    at = history.find(CallSearch(), 1)[0].at
+    before, now = history.buckets(None, at - 7200, 3600, 3)[1:]
+    spans = [before, now]
+    assert sum(each.calls for each in spans) == 15
+    assert (sum(each.refused for each in spans), sum(each.failed for each in spans)) == (3, 2)
+    assert max(each.slowest_ms or 0 for each in spans) == 14.0
+
+
+@pytest.mark.parametrize("damage", ["gone", "no database", "other version"])
+def test_an_index_that_cannot_be_used_is_made_anew(store: Store, damage: str) -> None:
+    history = index(store)
+    put(store, range(20))
+    assert len(names(history)) == 20
+    if damage == "other version":
+        with history._open() as connection:
+            connection.execute("PRAGMA user_version = 99")
+    history.close()
+    (file,) = (store.folder / FOLDER).glob("*.db")
+    if damage == "gone":
+        file.unlink()
+    elif damage == "no database":
+        file.write_bytes(b"this is no database" * 1000)
+    assert len(names(index(store))) == 20
+
+
+def test_two_processes_keep_one_index(store: Store) -> None:
+    put(store, range(600))
+    one, two = index(store), index(store)
+    assert one.catch_up(0.0) is False
+    assert len(names(two)) == 600 and len(names(one)) == 600
+
+
+def test_what_was_pruned_is_not_listed(store: Store) -> None:
+    history = index(store)
+    put(store, range(50))
+    assert len(names(history)) == 50
+    with history._open() as connection:
+        connection.execute("UPDATE calls SET id = id + 100000 WHERE call_id < 'call_000040'")  # as if those were gone
+    assert names(history) == [f"call_{number:06}" for number in reversed(range(40, 50))]
