@@ -16,7 +16,7 @@ VERBS = {
     "call": "Call one tool, through a running gateway or in this process.",
     "console": "Print a link that logs you in to the console.",
     "approvals": "List the calls that wait for an approval, and answer them.",
-    "token": "Create, list and revoke the bearer tokens of agents and people.",
+    "token": "Create, list and revoke bearer tokens of agents and people.",
     "audit": "Read, explain, verify and export the audit log.",
     "state": "Show and prune what Ringfence keeps on this machine.",
     "bench": "Measure what calls and boxes cost on this machine.",
