@@ -13,7 +13,7 @@ PATIENT = 600.0
 
 def ended(number: int, **more: object) -> tuple[str, Json]:
     tenant, tool, status = ("acme" if number % 5 == 0 else "local"), f"tool_{number % 3}", "success"
-    call = {"id": f"call_{number:06}", "tool": tool, "kind": "tool", "server": "desk"}
+    call: Json = {"id": f"call_{number:06}", "tool": tool, "kind": "tool", "server": "desk"}
     call |= {"principal": {"tenant": tenant, "agent": f"agent_{number % 2}", "person": None}}
     body: Json = {"call": call, "status": status, "reason_code": "ok", "message": "", "started_seq": 1}
     body |= {"facts": {"wall_ms": float(number), "usage": {"cpu_ms": 2.0, "peak_memory_bytes": 1024}}, **more}
