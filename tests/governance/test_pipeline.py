@@ -707,3 +707,19 @@ async def test_a_fault_of_ours_while_the_end_is_stated_leaves_a_record(
         assert (outcome.status, outcome.reason_code, outcome.result) == ("unknown", "internal", None)
         assert way.kinds(call.id) == ["started", "finished"]
         assert (await way.call("echo", {"a": 1}, idempotency_key="k")).reason_code == "key_unknown"
+
+
+async def test_that_a_server_is_left_alone_is_on_record(tmp_path: Path) -> None:
+    async with governed(tmp_path) as way:
+        await way.pipeline.server_circuit("desk", Principal("analyst"), {"state": "open", "failures": 5})
+        (record,) = way.store.reader().records(kind="server_circuit")
+        assert (record.body["server"], record.body["for"], record.body["state"]) == ("desk", "local/analyst", "open")
+
+
+async def test_a_server_that_is_left_alone_is_not_asked_again_by_a_retry(tmp_path: Path) -> None:
+    alone = Unavailable("circuit_open", "left alone")
+    said = Said(contracts=(contract("echo", retry={"attempts": 3}),))
+    async with governed(tmp_path, said, [alone]) as way:
+        outcome = await way.call()
+        assert (outcome.status, outcome.reason_code) == (Status.UNAVAILABLE, "circuit_open")
+        assert len(way.servers.requests) == 1

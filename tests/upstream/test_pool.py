@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -11,10 +11,10 @@ import anyio
 import pytest
 
 from ringfence.core.box import Mount
-from ringfence.core.errors import OutcomeUnknown, Unavailable
-from ringfence.core.model import Definition, Json, Principal, ServerSpec, ServerVolume
+from ringfence.core.errors import OutcomeUnknown, Refused, RingfenceError, Unavailable
+from ringfence.core.model import Definition, Json, Principal, ServerSpec, ServerVolume, Status
 from ringfence.core.ports import UpstreamRequest
-from ringfence.upstream import pool
+from ringfence.upstream import breaker, pool
 from ringfence.upstream.connection import Connection
 from ringfence.upstream.link import RpcError
 from ringfence.upstream.pool import ConnectionPool, ServerAccess
@@ -548,3 +548,151 @@ async def test_a_server_that_we_end_is_not_reported(
         made.wires[0].last_words = ("bye",)
         await tooling.until(lambda: made.pool._held == {})
     assert "bye" not in caplog.text
+
+
+# ── servers that fail again and again ──
+
+
+class Failing:
+    """A server that fails in the way that it is told to; None: it answers."""
+
+    def __init__(self) -> None:
+        self.how: Exception | None = None
+
+    async def __call__(self, params: Json, exchange: Any) -> Json:
+        if self.how is not None:
+            raise self.how
+        return OK
+
+
+@asynccontextmanager
+async def watched(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Yard, Failing, list[Json]]]:
+    told: list[Json] = []
+
+    async def circuit(server: str, principal: Principal, change: Json) -> None:
+        told.append({"server": server, "for": principal.key, **change})
+
+    async with yard(monkeypatch) as made:
+        made.pool._breakers = breaker.Breakers(circuit)
+        failing = Failing()
+        made.answer = far_end(tools_call=failing)
+        yield made, failing, told
+
+
+async def fail(made: Yard, times: int, agent: str = "a") -> None:
+    for _ in range(times):
+        with pytest.raises(RingfenceError) as failed:
+            await made.call(agent)
+        assert getattr(failed.value, "reason_code", None) != "circuit_open"
+
+
+async def is_left_alone(made: Yard, agent: str = "a") -> bool:
+    try:
+        await made.call(agent)
+    except Unavailable as exc:
+        return exc.reason_code == "circuit_open"
+    except RingfenceError:
+        return False
+    return False
+
+
+OWN_FAILURES = {
+    "no answer in time": Refused(Status.TIMEOUT, "timeout", "no answer"),
+    "a lost answer": OutcomeUnknown("answer_lost", "lost"),
+    "an answer that cannot be read": OutcomeUnknown("answer_unusable", "what?"),
+    "HTTP 500": OutcomeUnknown("server_error", "HTTP 500", answered=500),
+    "HTTP 503": OutcomeUnknown("server_refused", "HTTP 503", answered=503),
+    "HTTP 429": OutcomeUnknown("server_refused", "HTTP 429", answered=429),
+}
+NO_FAILURES = {
+    "an error of the tool": RpcError(-32603, "boom"),
+    "HTTP 404": OutcomeUnknown("server_refused", "HTTP 404", answered=404),
+    "a definition that changed": Unavailable("definition_changed", "changed"),
+    "other rules": Refused(Status.DENIED, "rules_changed", "changed"),
+    "room for others": OutcomeUnknown("gave_way", "gave way"),
+}
+
+
+@pytest.mark.parametrize("how", OWN_FAILURES)
+async def test_a_server_that_fails_again_and_again_is_left_alone_and_tried_once(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with watched(monkeypatch) as (made, failing, told):
+        failing.how = OWN_FAILURES[how]
+        await fail(made, breaker.FAILURES)
+        sent = sum(wire.methods.count("tools/call") for wire in made.wires)
+        with pytest.raises(Unavailable, match=r"failed 5 times in a row .* next try in") as refused:
+            await made.call()
+        assert refused.value.reason_code == "circuit_open"
+        assert sum(wire.methods.count("tools/call") for wire in made.wires) == sent, "nothing was sent"
+        assert [(each["state"], each["pause_seconds"]) for each in told] == [("open", 10.0)]
+        failing.how = None
+        assert await made.call("b") == OK, "another agent has its own count"
+        (circuit,) = made.pool._breakers._circuits.values()
+        circuit.not_before = 0.0
+        failing.how = OWN_FAILURES[how]
+        await fail(made, 1)
+        assert await is_left_alone(made), "the trial failed"
+        assert [each.get("pause_seconds") for each in told] == [10.0, 30.0]
+        circuit.not_before = 0.0
+        failing.how = None
+        assert await made.call() == OK and not made.pool._breakers._circuits
+        assert [each["state"] for each in told] == ["open", "open", "closed"]
+        assert {each["for"] for each in told} == {"local/a"}
+
+
+@pytest.mark.parametrize("how", NO_FAILURES)
+async def test_what_a_call_is_refused_for_is_no_failure_of_its_server(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with watched(monkeypatch) as (made, failing, told):
+        failing.how = NO_FAILURES[how]
+        await fail(made, breaker.FAILURES * 2)
+        assert not await is_left_alone(made) and told == []
+
+
+async def test_an_answer_in_between_begins_the_count_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with watched(monkeypatch) as (made, failing, told):
+        for answer in (None, RpcError(-32000, "no")):
+            failing.how = OWN_FAILURES["HTTP 503"]
+            await fail(made, breaker.FAILURES - 1)
+            failing.how = answer
+            with suppress(RingfenceError):
+                await made.call()
+        assert told == [] and not made.pool._breakers._circuits
+
+
+async def test_one_call_at_a_time_tries_a_server_that_was_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with watched(monkeypatch) as (made, failing, _):
+        failing.how = OWN_FAILURES["HTTP 503"]
+        await fail(made, breaker.FAILURES)
+        (circuit,) = made.pool._breakers._circuits.values()
+        circuit.not_before = 0.0
+        asked, answer = anyio.Event(), anyio.Event()
+
+        async def slow(params: Json, exchange: Any) -> Json:
+            asked.set()
+            await answer.wait()
+            return OK
+
+        for wire in made.wires:
+            wire.answer = far_end(tools_call=slow)
+        async with anyio.create_task_group() as group:
+            group.start_soon(made.call)
+            await asked.wait()
+            assert await is_left_alone(made)
+            group.cancel_scope.cancel()
+        assert not circuit.trying, "a trial that its caller took back is none"
+        answer.set()
+        assert await made.call() == OK
+
+
+async def test_a_reload_that_changes_a_server_tries_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with watched(monkeypatch) as (made, failing, _):
+        failing.how = OWN_FAILURES["HTTP 503"]
+        await fail(made, breaker.FAILURES)
+        made.pool.replace_servers({"desk": DESK})
+        assert await is_left_alone(made), "of this one nothing changed"
+        failing.how = None
+        made.pool.replace_servers({"desk": replace(DESK, command=("y",))})
+        assert await made.call() == OK

@@ -111,6 +111,7 @@ class App:
             starting=self._starting,
             changed=self._lists_changed,
             unasked=self._unasked,
+            circuit=self._circuit,
             clean=lambda text: self._guard.message(text),
         )
         self._executor: Executor | None = None
@@ -271,6 +272,9 @@ class App:
         if spec.packages is not None:
             await anyio.to_thread.run_sync(verify, spec, self.config.path)
         await self.pipeline.server_start(spec, principal, start)
+
+    async def _circuit(self, server: str, principal: Principal, change: Json) -> None:
+        await self.pipeline.server_circuit(server, principal, change)
 
     async def _unasked(self, spec: ServerSpec, principal: Principal, network: Json) -> None:
         await self.pipeline.server_network(spec, principal, network)

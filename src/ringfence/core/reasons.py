@@ -433,6 +433,10 @@ _TIME = {
     "closing": ("The keeper is being stopped.", "Try again in a moment."),
     "closed": ("The backend is closed.", "Start another gateway."),
     "stopping": ("The gateway is stopping.", "Start it again."),
+    "circuit_open": (
+        "The server failed several times in a row, so it is left alone for a while; nothing was sent.",
+        "Try again after the time that the message names; ask the operator if it stays so.",
+    ),
     "server_busy": ("All connections to the server are in use.", "Try again in a moment."),
     "server_changed": ("The server's configuration changed while it started.", "Try again."),
     "server_down": ("The server is down.", "Wait for the next attempt, or check the server."),

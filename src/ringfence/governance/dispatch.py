@@ -315,7 +315,8 @@ def _access(call: Call, contract: Contract, spec: ServerSpec) -> Access:
 
 
 def _may_repeat(contract: Contract, problem: Unavailable | OutcomeUnknown) -> bool:
-    if problem.reason_code == "gave_way":  # it would ask for the room again that others needed
+    # It would ask for the room again that others needed, or a server that is left alone.
+    if problem.reason_code in ("gave_way", "circuit_open"):
         return False
     if isinstance(problem, Unavailable) and (problem.nothing_begun or contract.mode is Mode.READ):
         return "unavailable" in contract.retry.on

@@ -71,6 +71,8 @@ _REBUILT = (-32021, -32042)
 """Errors that say what a client must be able to do, or ask its user to visit a URL: their data was written anew."""
 SERVER_NETWORK = "server_network"
 """The kind of record of what the box of a server asked of the network between calls."""
+SERVER_CIRCUIT = "server_circuit"
+"""The kind of record of a server that is left alone because it failed, or that works again."""
 ASIDE = ("listing", "logging")
 """Kinds of calls that clients make by themselves, and for which no person is asked."""
 
@@ -237,6 +239,14 @@ class Pipeline:
             await self._store.write(lambda tx: tx.append(SERVER_NETWORK, None, body))
         except StoreError as exc:
             log.error("what server %s sent between calls could not be recorded: %s", spec.name, exc)
+
+    async def server_circuit(self, server: str, principal: Principal, change: Json) -> None:
+        """Put on record that a server which failed again and again is left alone for a while, or works again."""
+        body = {"server": server, "for": principal.key, **change}
+        try:
+            await self._store.write(lambda tx: tx.append(SERVER_CIRCUIT, None, body))
+        except StoreError as exc:
+            log.error("that server %s is %s could not be recorded: %s", server, change.get("state"), exc)
 
     # ── 3 contract, 4 policy ──────────────────────────────────────────────────────────────────────
 

@@ -23,6 +23,7 @@ from ringfence.core.ports import Launched, Launcher, UpstreamRequest
 from ringfence.core.record import dataclass
 from ringfence.core.shares import over_their_share
 from ringfence.egress.resolver import Check
+from ringfence.upstream.breaker import Breakers, Told
 from ringfence.upstream.connection import Connection, Consent, Roots, first_roots, relayable
 from ringfence.upstream.host_process import HostLauncher, launch_server
 from ringfence.upstream.http import REMOTE, Credentials, HttpLink, without_secrets
@@ -191,6 +192,10 @@ async def unseen(spec: ServerSpec, principal: Principal, network: Json) -> None:
     """The default: what boxes of servers ask of the network between calls is not recorded."""
 
 
+async def untold(server: str, principal: Principal, change: Json) -> None:
+    """The default: that a server is left alone is not recorded."""
+
+
 async def unrecorded(spec: ServerSpec, principal: Principal, start: Callable[[], Awaitable[None]]) -> None:
     """The default: starts of servers are not recorded."""
     await start()
@@ -253,6 +258,7 @@ class ConnectionPool:
         starting: Starting = unrecorded,
         changed: Changed = unnoticed,
         unasked: Unasked = unseen,
+        circuit: Told = untold,
         clean: Callable[[str], str] = _as_it_is,
     ) -> None:
         """`starting` wraps every start of a server, so that it is on record; `clean` removes secrets from what a server
@@ -273,6 +279,7 @@ class ConnectionPool:
         self._starting = starting
         self._changed = changed
         self._unasked = unasked
+        self._breakers = Breakers(circuit)
 
     def use(self, access: ServerAccess) -> None:
         """Start and reach servers this way from now on. Connections that are open stay as they are."""
@@ -299,6 +306,7 @@ class ConnectionPool:
             name = held.key[0]
             if servers.get(name) != self._servers.get(name):
                 self._drop(held)
+        self._breakers.forget({name for name, spec in self._servers.items() if servers.get(name) != spec})
         for name in [n for n in self._health if servers.get(n) != self._servers.get(n)]:
             del self._health[name]
         for key in [k for k in self._in_sessions if servers.get(k[0]) != self._servers.get(k[0])]:
@@ -336,6 +344,9 @@ class ConnectionPool:
     async def request(self, request: UpstreamRequest) -> Json:
         if request.method in _ASIDE:
             return await self._aside(request)
+        return await self._breakers.watch(request.server, request.principal, partial(self._sent, request))
+
+    async def _sent(self, request: UpstreamRequest) -> Json:
         held = await (self._once(request) if request.fresh else self._get(request))
         held.users += 1
         health = self._health_of(held.key)
