@@ -347,8 +347,8 @@ def test_chains_of_another_state_under_the_same_key_do_not_become_part_of_this_o
         shutil.copy(path, folder / "checkpoints")
     with closing(Reader.open(folder)) as reader:
         live = verify_live(*reader.evidence(), keys.public)
-        write_export(tmp_path / "e", reader.period(), keys, ALWAYS, reader.checkpoints(), reader.record)
-    for report in (live, verify_export(tmp_path / "e", keys.public)):
-        assert [fault.text for fault in report.faults] == [
-            "begins a log, and so does another chain: those of several states were put together"
-        ] * 2
+        with pytest.raises(TamperError, match="was opened in another state"):
+            write_export(tmp_path / "e", reader.period(), keys, ALWAYS, reader.checkpoints(), reader.record)
+    assert [fault.text for fault in live.faults if "begins a log" in fault.text] == [
+        "begins a log, and so does another chain: those of several states were put together"
+    ] * 2

@@ -467,4 +467,4 @@ def test_a_row_that_says_of_a_strange_chain_that_it_is_pruned_makes_no_file(
     with closing(sqlite3.connect(folder / "ringfence.db", isolation_level=None)) as connection:
         connection.execute("INSERT INTO prunes VALUES (?, 3)", (name,))
     assert store.prune(moment, "anna").records == 3
-    assert [path.name for path in (folder / "checkpoints").iterdir()] == [store.chain]
+    assert [path.name for path in (folder / "checkpoints").iterdir() if "." not in path.name] == [store.chain]

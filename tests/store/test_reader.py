@@ -91,7 +91,7 @@ def test_a_clock_set_back_tears_no_gap(
     found = [r for r in store.reader().period(period) if isinstance(r, Record)]
     assert [r.at for r in found if r.kind == "note"] == [100.0, 200.0, 50.0, 300.0]
     assert [r.at for r in found if r.kind != "note"] == [100.0, 50.0], "each set-back is on record"
-    write_export(tmp_path / "e", store.reader().period(period), keys, period)
+    write_export(tmp_path / "e", store.reader().period(period), keys, period, store.reader().checkpoints())
     assert verify_export(tmp_path / "e", keys.public).ok
 
 

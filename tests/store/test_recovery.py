@@ -124,8 +124,8 @@ def test_records_that_somebody_adds_to_a_chain_are_signed_for_as_found_and_no_mo
     with Store.open(folder, keys) as first:
         begin(first, "c1")
     with closing(Reader.open(folder)) as reader:
-        end = list(reader.records(chain=first.chain))[-1]
-    opened = seal(end.head, time.time(), "chain_opened", None, {})
+        begun, end = (list(reader.records(chain=first.chain))[at] for at in (0, -1))
+    opened = seal(end.head, time.time(), "chain_opened", None, {"state": begun.body["state"]})
     forged = seal(opened.head, time.time(), "finished", "c2", {"status": "success"})
     closed = seal(forged.head, time.time(), "chain_closed", None, {"recovered": False, "calls": 0})
     with closing(sqlite3.connect(folder / "ringfence.db", isolation_level=None)) as connection:
@@ -220,7 +220,8 @@ def test_another_key_finds_the_old_chain_damaged_and_goes_on(folder: Path, keys:
     crash(Store.open(folder, keys))
     with Store.open(folder, load_or_create(tmp_path / "new keys")) as store:
         assert "verifies with this key" in store.recovered.damaged[0]
-        assert store.write_sync(lambda tx: tx.append("note", None, {}).seq) == 3
+        # Behind its opening, what was found, and that the state has another id to who verifies with the new key.
+        assert store.write_sync(lambda tx: tx.append("note", None, {}).seq) == 4
 
 
 def test_a_chain_with_a_hostile_name_touches_no_file(folder: Path, keys: Keys) -> None:

@@ -167,10 +167,10 @@ def test_the_two_records_of_a_call_belong_together(folder: Path, keys: Keys, tmp
     crash(store)
     with closing(Reader.open(folder)) as reader:
         live = verify_live(*reader.evidence(), keys.public)
-        pieces = list(reader.records())
+        pieces, checkpoints = list(reader.records()), reader.checkpoints()
     assert said in str(live)
     if not any("shared" in body for _, _, body in bodies):
-        write_export(tmp_path / "e", pieces, keys, ALWAYS)
+        write_export(tmp_path / "e", pieces, keys, ALWAYS, checkpoints)
         assert said in str(verify_export(tmp_path / "e", keys.public))
 
 
@@ -184,10 +184,10 @@ def test_a_call_that_was_closed_in_another_chain_belongs_together_in_an_export_t
     Store.open(folder, keys).close()
     path.write_bytes(held)
     with closing(Reader.open(folder)) as reader:
-        records = list(reader.records())
+        records, checkpoints = list(reader.records()), reader.checkpoints()
         assert verify_live(*reader.evidence(), keys.public).ok
     for number, order in enumerate((records, sorted(records, key=lambda r: r.chain != chain), records[::1])):
-        write_export(tmp_path / f"e{number}", order, keys, ALWAYS)
+        write_export(tmp_path / f"e{number}", order, keys, ALWAYS, checkpoints)
         assert verify_export(tmp_path / f"e{number}", keys.public).ok
 
 

@@ -13,7 +13,18 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from ringfence.audit.chain import Find, Findings, Head, Record, filled, has_signature, part_named, shared_by
+from ringfence.audit.chain import (
+    Find,
+    Findings,
+    Head,
+    Record,
+    StateIdentity,
+    admits,
+    filled,
+    has_signature,
+    part_named,
+    shared_by,
+)
 from ringfence.core import canonical
 from ringfence.core.model import Json
 from ringfence.core.record import plain
@@ -114,19 +125,27 @@ def references(text: str) -> list[Head]:
     return _places(body.get("approval")) if isinstance(body, dict) and body.get("kind") in _RUNS else []
 
 
-def prove(identity: str, records: Iterable[Record], public: Ed25519PublicKey) -> ProvenApproval:
-    """What these records prove of an approval. Raises NotProven where they do not even prove that it was asked for."""
+def prove(identity: str, records: Iterable[Record], public: Ed25519PublicKey, state: str) -> ProvenApproval:
+    """What these records prove of an approval in the state of this id. Raises NotProven where they do not even prove
+    that it was asked for."""
     found = [entry for record in records if (entry := _entry(record)) is not None and _id(entry[0]) == identity]
-    asked = [(body, place) for body, place in found if body["kind"] == ASKED and has_signature(public, body)]
+    signed = [(body, place) for body, place in found if body["kind"] == ASKED and has_signature(public, body)]
+    asked = [(body, place) for body, place in signed if body.get("state") == state]
     if len(asked) != 1:
         if any(body["kind"] == ASKED and "signature" not in body for body, _ in found):
             raise NotProven("it was asked by a version that signed no questions; have the call made again", older=True)
+        if any("state" not in body for body, _ in signed):
+            text = "it was asked by a version that did not sign in which state; have the call made again"
+            raise NotProven(text, older=True)
+        if signed:
+            raise NotProven("it was asked in another state")
         raise NotProven("the signed log does not have its question")
     (question, place), *_ = asked
     answers = [
         (body, at)
         for body, at in found
-        if body["kind"] == ANSWERED and body.get("asked") == place.hash and has_signature(public, body)
+        if body["kind"] == ANSWERED and body.get("asked") == place.hash
+        if body.get("state") == state and has_signature(public, body)
     ]
     return ProvenApproval(
         identity,
@@ -213,9 +232,10 @@ def _place(fact: Any) -> Head | None:
 class ApprovalVerifier:
     """Given every record of a log, its chains in any order, finds calls that ran on approvals that it does not have."""
 
-    def __init__(self, findings: Findings, public: Ed25519PublicKey) -> None:
+    def __init__(self, findings: Findings, public: Ed25519PublicKey, state: StateIdentity | None = None) -> None:
         self._findings = findings
         self._public = public
+        self._state = state
         self._records: dict[str, Json] = {}
         """Questions and answers by their hash."""
         self._runs: list[Json] = []
@@ -298,7 +318,7 @@ class ApprovalVerifier:
             return f"ran on approval {identity}, the question and answers of which are not signed"
         question = self._signed(approval["asked"], identity, ASKED)
         if question is None:
-            return f"ran on approval {identity}, and this log has no question for it"
+            return f"ran on approval {identity}, and this log has no question for it that was asked in this state"
         place = _place(approval["asked"])
         agreed, givers = set(), set()
         for entry in approval.get("by") or ():
@@ -315,6 +335,8 @@ class ApprovalVerifier:
         place = _place(fact)
         body = None if place is None else self._records.get(place.hash)
         if body is None or body["kind"] != kind or _id(body) != identity:
+            return None
+        if not admits(self._state, body.get("state"), body["at"]):
             return None
         return body if has_signature(self._public, body) else None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
@@ -45,6 +45,7 @@ EMPTY_SLOT = b"".ljust(SLOT_BYTES - 1) + b"\n"
 
 _CHAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _PRUNED = "pruned"
+_STATE = "state"
 _RESERVED = frozenset({"v", "chain", "seq", "prev", "at", "kind", "call_id"})
 _SIGNED = b"ringfence/1\0"
 _SIGNED_RECORD = b"ringfence/1 record\0"
@@ -175,26 +176,93 @@ def named_by(body: Json) -> list[Head]:
 
 
 class OriginVerifier:
-    """Given every record of a log, finds chains that began in another one.
+    """Given every record of a log, finds chains of another one.
 
-    One key signs for every state of an account, so a chain of another state has good checkpoints. But who opens a chain
-    names the last record of the log before it; so a log has one beginning, and what came with another is not of it.
+    One key signs for every state of an account. So who opens a chain says of which state it is, and so does each
+    checkpoint. What was written before states had ids says none: who opened such a chain named the last record of the
+    log before it; so a log has one beginning, and what came with another is not of it.
     """
 
-    def __init__(self, findings: Findings) -> None:
+    def __init__(self, findings: Findings, state: StateIdentity | None = None) -> None:
         self._findings = findings
+        self._state = state
         self._begins: list[tuple[str, int]] = []
+        self._names: dict[str, object] = {}
+        """Of each chain, the state that the process which opened it last said it is of."""
 
     def feed(self, body: Json) -> None:
         """A record that its chain has."""
-        if body["kind"] == OPENED and body.get("previous", body) is None and len(self._begins) <= MAX_FAULTS:
+        if body["kind"] != OPENED:
+            return
+        if body.get("previous", body) is None and len(self._begins) <= MAX_FAULTS:
             self._begins.append((body["chain"], body["seq"]))
+        named = self._names[body["chain"]] = body.get("state")
+        if not admits(self._state, named, body["at"]):
+            self._findings.add(f"was opened {_elsewhere(self._state, named)}", body["chain"], body["seq"])
+
+    def signed(self, chain: str, state: str | None, what: str) -> None:
+        """A statement about a chain, of which all was fed, that says of which state it is."""
+        good = state is None if self._state is None else self._state.may_have_signed(state)
+        if not good or (state is None and self._names.get(chain) is not None):
+            self._findings.add(f"{what} was signed {_elsewhere(self._state, state)}", chain)
 
     def finish(self) -> None:
         """All was seen that there is."""
         for chain, seq in sorted(self._begins) if len(self._begins) > 1 else ():
             text = "begins a log, and so does another chain: those of several states were put together"
             self._findings.add(text, chain, seq)
+
+
+@plain
+class StateIdentity:
+    """Which state a log is of: its random id, signed when the state was made, or got one."""
+
+    id: str
+    at: float
+    older: bool
+    """Whether the state had records before. Those do not say of which state they are."""
+
+    def may_have_signed(self, state: str | None) -> bool:
+        """Whether a statement about a chain that says it is of the state `state` can be of this one. That says none,
+        where an earlier version signed it."""
+        return state == self.id or (state is None and self.older)
+
+    def sign(self, private: Ed25519PrivateKey) -> bytes:
+        named = {"state": self.id, "at": self.at, "older": self.older, "key": key_id(private.public_key())}
+        return sign_statement(private, {"type": _STATE, "v": 1, **named})
+
+    @classmethod
+    def verify(cls, public: Ed25519PublicKey, line: bytes | str) -> StateIdentity | None:
+        """The identity in `line` if it is one and `public` signed it, else None."""
+        try:
+            return cls.of(signed_by(public, canonical.loads(line)))
+        except canonical.NotCanonical:
+            return None
+
+    @classmethod
+    def of(cls, statement: Json | None) -> StateIdentity | None:
+        """A statement that was already found to be signed."""
+        if statement is None or statement.get("type") != _STATE:
+            return None
+        named, at, older = (statement.get(name) for name in ("state", "at", "older"))
+        good = is_chain_name(named) and isinstance(at, int | float) and isinstance(older, bool)
+        return cls(str(named), at, older) if good else None  # type: ignore[arg-type]
+
+
+def admits(state: StateIdentity | None, named: object, at: float) -> bool:
+    """Whether what was written at that time, and says that it is of the state `named`, or (None) of none, can be of
+    this one. None is a log of an earlier version, in which nothing says of which state it is."""
+    if state is None:
+        return named is None
+    return named == state.id or (named is None and state.older and at < state.at)
+
+
+def _elsewhere(state: StateIdentity | None, named: object) -> str:
+    if named is None:
+        return "without a word on which state it is of"
+    if state is None:
+        return f"in a state ({f'{named}'[:64]}) of which there is no signed word that it is this one"
+    return f"in another state ({f'{named}'[:64]}); this one is {state.id}"
 
 
 def seal(head: Head, at: float, kind: str, call_id: str | None, body: Json) -> Record:
@@ -225,7 +293,7 @@ def seal_signed(private: Ed25519PrivateKey, head: Head, at: float, about: tuple[
 
 
 def has_signature(public: Ed25519PublicKey, body: Json) -> bool:
-    """Whether a record, read as an object, was sealed with this key's signature."""
+    """Whether a record, read as an object, was sealed with this key's signature; in whichever state."""
     bare = dict(body)
     signature = bare.pop("signature", None)
     if not isinstance(signature, str):
@@ -263,6 +331,8 @@ class Verification:
     notes: tuple[str, ...] = ()
     records: int = 0
     heads: tuple[Head, ...] = ()
+    state: str | None = None
+    """The id of the state whose log it is, by what was signed."""
 
     @property
     def ok(self) -> bool:
@@ -471,20 +541,24 @@ class Checkpoint:
     count: int
     at: float
     period: Period | None = None
+    state: str | None = None
+    """Of which state the chain is; None in those of versions in which states had no ids."""
 
     def statement(self) -> Json:
         out: Json = {"chain": self.chain, "seq": self.seq, "head": self.head, "count": self.count, "at": self.at}
+        if self.state is not None:
+            out["state"] = self.state
         if self.period is None:
-            return {"type": "checkpoint", "v": 2, **out}
+            return {"type": "checkpoint", "v": 2 if self.state is None else 3, **out}
         return {"type": "closing", **out, "from": self.period.since, "to": self.period.until}
 
     def sign(self, private: Ed25519PrivateKey) -> bytes:
-        if self.period is not None:
+        if self.period is not None or self.state is None:
             return sign_statement(private, self.statement())
         # The same bytes, written out: this is signed twice in every call.
         message = (
             f'{{"at":{self.at!r},"chain":"{self.chain}","count":{self.count},"head":"{self.head}",'
-            f'"seq":{self.seq},"type":"checkpoint","v":2}}'
+            f'"seq":{self.seq},"state":"{self.state}","type":"checkpoint","v":3}}'
         )
         return _signed(private, message.encode())
 
@@ -515,7 +589,7 @@ class Checkpoint:
             chain, seq, head, count, at = (statement[name] for name in ("chain", "seq", "head", "count", "at"))
         except KeyError:
             return None
-        return cls(chain, seq, head, count, at, period)
+        return cls(chain, seq, head, count, at, period, statement.get("state"))
 
 
 # ── Pruned beginnings ─────────────────────────────────────────────────────────────────────────────
@@ -538,6 +612,8 @@ class Pruned:
     before: float
     """It was asked for what is older than this."""
     by: str
+    state: str | None = None
+    """Of which state the chain is; None in those of versions in which states had no ids."""
 
     @property
     def end(self) -> Head:
@@ -545,7 +621,9 @@ class Pruned:
 
     def sign(self, private: Ed25519PrivateKey) -> bytes:
         place = {"chain": self.chain, "seq": self.seq, "head": self.head, "count": self.count}
-        who = {"at": self.at, "before": self.before, "by": self.by, "key": key_id(private.public_key())}
+        who: Json = {"at": self.at, "before": self.before, "by": self.by, "key": key_id(private.public_key())}
+        if self.state is not None:
+            who["state"] = self.state
         return sign_statement(private, {"type": _PRUNED, "v": 1, **place, **who})
 
     @classmethod
@@ -566,7 +644,7 @@ class Pruned:
             return None
         if not is_chain_name(statement["chain"]) or statement["seq"] < 1:
             return None
-        return cls(**{name: statement[name] for name in (*shape, "by")})
+        return cls(**{name: statement[name] for name in (*shape, "by")}, state=statement.get("state"))
 
 
 # ── The checkpoint file ───────────────────────────────────────────────────────────────────────────
@@ -610,6 +688,24 @@ def read_slots(data: bytes, chain: str, public: Ed25519PublicKey) -> Slots:
             newest = found
             index = number
     return Slots(newest, index, unreadable)
+
+
+_IDENTITY = "state."
+
+
+def identity_name(public: Ed25519PublicKey) -> str:
+    """Of the file, beside the checkpoints, that says which state it is to those who verify with this key."""
+    return f"{_IDENTITY}{key_id(public)}"
+
+
+def is_identity_name(name: str) -> bool:
+    """No chain has such a name."""
+    return name.startswith(_IDENTITY)
+
+
+def identity_in(checkpoints: Mapping[str, bytes], public: Ed25519PublicKey) -> StateIdentity | None:
+    """What that file says with this key's signature; None where there is none."""
+    return StateIdentity.verify(public, checkpoints.get(identity_name(public), b""))
 
 
 def read_pruned(data: bytes, chain: str, public: Ed25519PublicKey) -> tuple[Pruned | None, int]:

@@ -38,8 +38,11 @@ from ringfence.audit.chain import (
     Pruned,
     Record,
     Slots,
+    StateIdentity,
     Verification,
+    identity_in,
     is_chain_name,
+    is_identity_name,
     is_part,
     key_id,
     misfiled,
@@ -157,8 +160,12 @@ def prunes(checkpoints: Checkpoints, public: Ed25519PublicKey) -> dict[str, Prun
 
     Where that is another one after the records were read, they were not all there to be read.
     """
-    found = {name: read_pruned(data, name, public)[0] for name, data in checkpoints.items()}
+    found = {name: read_pruned(data, name, public)[0] for name, data in _chain_files(checkpoints)}
     return {name: pruned for name, pruned in found.items() if pruned is not None}
+
+
+def _chain_files(checkpoints: Checkpoints) -> list[tuple[str, bytes]]:
+    return [(name, data) for name, data in checkpoints.items() if not is_identity_name(name)]
 
 
 class _Part:
@@ -187,11 +194,13 @@ class _Writing:
         self._find = find
         self._keys = keys
         self._period = period
+        self._found = Findings()
         self._gone = prunes(checkpoints or {}, keys.public)
+        self._state = identity_in(checkpoints or {}, keys.public)
+        self._origins = OriginVerifier(self._found, self._state)
         self._held: dict[str, Checkpoint | None] | None = None
         if checkpoints is not None:
-            self._held = {name: read_slots(data, name, keys.public).newest for name, data in checkpoints.items()}
-        self._found = Findings()
+            self._held = {name: read_slots(data, name, keys.public).newest for name, data in _chain_files(checkpoints)}
         self._chains: dict[str, _Part] = {}
         self._said = _Said()
 
@@ -200,7 +209,12 @@ class _Writing:
         span = {"from": self._period.since, "to": self._period.until}
         out = self._out
         private = self._keys.private
-        out.write(canonical.dumps({"format": FORMAT, "v": 2, "at": at, "key": self._keys.id, **span}))
+        header: Json = {"format": FORMAT, "v": 2, "at": at, "key": self._keys.id, **span}
+        state: Json = {}
+        if self._state is not None:
+            state = {"state": self._state.id}
+            header |= {"v": 3, "state": canonical.loads(self._state.sign(private))}
+        out.write(canonical.dumps(header))
         for entry in records:
             if isinstance(entry, Proof):
                 self._prove(entry.record)
@@ -212,12 +226,13 @@ class _Writing:
         heads: list[Json] = []
         written = [(name, part) for name, part in sorted(self._chains.items()) if part.count]
         for name, part in written:
-            out.write(Checkpoint(name, part.head.seq, part.head.hash, part.count, at, self._period).sign(private))
+            place = (name, part.head.seq, part.head.hash, part.count)
+            out.write(Checkpoint(*place, at, self._period, state.get("state")).sign(private))
             heads.append({"chain": name, "seq": part.head.seq, "head": part.head.hash, "count": part.count})
         count = sum(part.count for _, part in written)
         last = {"type": "export", "v": 1, "at": at, "key": self._keys.id, **span, "records": count, "chains": heads}
-        out.write(sign_statement(private, {**last, "sha256": out.digest}))
-        return Verification(records=count, heads=tuple(part.head for _, part in written))
+        out.write(sign_statement(private, {**last, **state, "sha256": out.digest}))
+        return Verification(records=count, heads=tuple(part.head for _, part in written), state=state.get("state"))
 
     def _take(self, record: Record, *, written: bool) -> None:
         pruned = self._gone.get(record.chain)
@@ -230,6 +245,8 @@ class _Writing:
         body = part.verifier.feed(record.text, record.hash)
         for field in () if body is None else misfiled(record, body):
             self._found.add(f"is filed under another {field} than its text has", record.chain, record.seq)
+        if body is not None:
+            self._origins.feed(body)
         if body is not None and self._find is not None:
             self._check_named(record, body, self._find)
         held = self._held.get(record.chain) if self._held is not None else None
@@ -274,6 +291,9 @@ class _Writing:
             return
         for name, held in sorted(self._held.items()):
             part = self._chains.get(name)
+            if held is not None and part is not None and part.count:
+                self._origins.signed(name, held.state, "its checkpoint")
+                self._refuse_faults()
             since = self._period.since
             if held is not None and since is not None and held.at < since and (part is None or not part.count):
                 continue  # it ended before, whatever became of it
@@ -378,6 +398,7 @@ class _Reading:
         self._sum = hashlib.sha256()
         self._number = 0
         self._header: Json | None = None
+        self._state: StateIdentity | None = None
         self._chains: dict[str, ChainVerifier] = {}
         self._closings: dict[str, Checkpoint] = {}
         self._ends: dict[tuple[str, int], str] = {}
@@ -430,10 +451,17 @@ class _Reading:
             self._found.add(f"line {self._number} is neither a record nor a closing")
 
     def _take_header(self, value: Any) -> None:
-        if not isinstance(value, dict) or value.get("format") != FORMAT or value.get("v") not in (1, 2):
+        if not isinstance(value, dict) or value.get("format") != FORMAT or value.get("v") not in (1, 2, 3):
             self._found.add(f"the first line is not the header of a {FORMAT}")
             return
         self._header = value
+        if value["v"] < 3:
+            return  # by a version in which states had no ids
+        self._state = StateIdentity.of(signed_by(self._public, value.get("state")))
+        if self._state is None:
+            self._found.add("the header does not say, signed with the given key, of which state the log is")
+        self._approvals = ApprovalVerifier(self._found, self._public, self._state)
+        self._origins = OriginVerifier(self._found, self._state)
 
     def _take_record(self, value: Json) -> None:
         text = value["text"]
@@ -519,6 +547,8 @@ class _Reading:
         header = self._header or {}
         if any(header.get(name) != statement.get(name) for name in ("at", "key", "from", "to")):
             found.add("the header is not the one that the closing line was signed for")
+        if statement.get("state") != (None if self._state is None else self._state.id):
+            found.add("the closing line was signed for the log of another state than the header says")
         seen = sum(chain.count for chain in self._chains.values())
         if statement.get("records") != seen:
             found.add(f"the closing line counts {statement.get('records')} records, the export holds {seen}")
@@ -553,6 +583,8 @@ class _Reading:
             self._found.add(f"all of its {closing.count} records are missing", name)
         else:
             _compare(self._found, chain, closing)
+            if self._state is not None or closing.state is not None:
+                self._origins.signed(name, closing.state, "its closing")
             if chain.torn is not None:
                 text = "was put where records were pruned: it does not lead to what was signed"
                 self._found.add(text, name, chain.torn)
@@ -567,7 +599,8 @@ class _Reading:
         self._origins.finish()
         heads = tuple(chain.head for _, chain in sorted(self._chains.items()))
         count = sum(chain.count for chain in self._chains.values())
-        return Verification(tuple(self._found.faults), tuple(self._found.notes), count, heads)
+        state = None if self._state is None else self._state.id
+        return Verification(tuple(self._found.faults), tuple(self._found.notes), count, heads, state)
 
 
 def _chain_of(text: str) -> str | None:
@@ -610,24 +643,30 @@ def verify_live(
     `find` gives the record at a place, where one was written while the others were read.
     """
     found = Findings()
-    approvals = ApprovalVerifier(found, public_key)
+    state = identity_in(checkpoints, public_key)
+    approvals = ApprovalVerifier(found, public_key, state)
     calls = CallVerifier(found)
-    origins = OriginVerifier(found)
+    origins = OriginVerifier(found, state)
     pruned = prunes(checkpoints, public_key)
     heads: dict[str, Head] = {}
     count = 0
     wanted: Wanted = {}
     # Newest first: a chain's first record names the last records before it, of chains that are then still to come.
-    for name in sorted(records.keys() | checkpoints.keys(), reverse=True):
+    files = dict(_chain_files(checkpoints))
+    for name in sorted(records.keys() | files.keys(), reverse=True):
         held = Slots(None, -1, 0)
-        if name in checkpoints:
-            held = read_slots(checkpoints[name], name, public_key)
+        if name in files:
+            held = read_slots(files[name], name, public_key)
         live = _Live(name, (approvals, calls, origins), found, held.newest, wanted)
         if name in pruned:
             live.begins_after(pruned[name])
         for record in records.get(name, ()):
             live.feed(record)
-        live.finish(held, has_file=name in checkpoints)
+        live.finish(held, has_file=name in files)
+        if held.newest is not None:
+            origins.signed(name, held.newest.state, "its checkpoint")
+        if name in pruned and pruned[name].state is not None:
+            origins.signed(name, pruned[name].state, "what was pruned of it")
         torn = live.verifier.torn
         if torn is not None and find(name, torn) is not None:
             found.add("was put where records were pruned: it does not lead to what was signed", name, torn)
@@ -642,7 +681,8 @@ def verify_live(
     approvals.finish()
     calls.finish()
     origins.finish()
-    return Verification(tuple(found.faults), tuple(found.notes), count, tuple(reversed(heads.values())))
+    own = None if state is None else state.id
+    return Verification(tuple(found.faults), tuple(found.notes), count, tuple(reversed(heads.values())), own)
 
 
 def _check_named(

@@ -239,10 +239,12 @@ def _moved(reader: Reader, checkpoints: Checkpoints, key: Ed25519PublicKey) -> b
 
 def _conclude(report: Verification, as_json: bool) -> None:
     if as_json:
-        found = {"ok": report.ok, "records": report.records, "chains": len(report.heads)}
+        found = {"ok": report.ok, "records": report.records, "chains": len(report.heads), "state": report.state}
         common.dump({**found, "faults": list(map(str, report.faults)), "notes": list(report.notes)})
     else:
         print(painted(safe(str(report), lines=True), "good" if report.ok else "bad"))
+        if report.state is not None:
+            print(f"It is the log of {safe(report.state)}.")
     if not report.ok:
         raise typer.Exit(1)
 

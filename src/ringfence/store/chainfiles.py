@@ -20,7 +20,6 @@ from ringfence.audit.chain import (
     SLOT_BYTES,
     SLOTS,
     ChainVerifier,
-    Checkpoint,
     Findings,
     Head,
     Pruned,
@@ -31,7 +30,7 @@ from ringfence.audit.chain import (
     read_pruned,
     read_slots,
 )
-from ringfence.audit.keys import Keys
+from ringfence.audit.signer import Signer
 from ringfence.core import system
 from ringfence.core.errors import StoreError
 from ringfence.core.model import Json
@@ -110,17 +109,17 @@ class ChainLock:
 class CheckpointFile:
     """Signs a chain's head into the slot that does not hold the last good checkpoint."""
 
-    def __init__(self, folder: Path, chain: str, keys: Keys) -> None:
-        self.keys = keys
+    def __init__(self, folder: Path, chain: str, signer: Signer) -> None:
+        self.signer = signer
         self._chain = chain
         self._path = checkpoint_path(folder, chain)
         self._next = 0
         self._descriptor = _opened(self._path)
 
     @classmethod
-    def create(cls, folder: Path, head: Head, keys: Keys) -> CheckpointFile:
+    def create(cls, folder: Path, head: Head, signer: Signer) -> CheckpointFile:
         """A new file that holds `head`, on disk with its name. Raises OSError."""
-        made = cls(folder, head.chain, keys)
+        made = cls(folder, head.chain, signer)
         try:
             _write_all(made._descriptor, EMPTY_SLOT * SLOTS, 0)
             made.write(head, synced=True)
@@ -132,7 +131,7 @@ class CheckpointFile:
 
     def read(self) -> Slots:
         """What the file holds; the next write spares the newest."""
-        found = read_slots(self._content(), self._chain, self.keys.public)
+        found = read_slots(self._content(), self._chain, self.signer.public)
         self._next = 0 if found.index < 0 else 1 - found.index
         return found
 
@@ -142,8 +141,7 @@ class CheckpointFile:
         A record is synced where it must outlive the machine; its checkpoint need not be: one that is older than the
         log is what a crash leaves anyway, and a slot is one sector, so it reaches the disk whole or not at all.
         """
-        checkpoint = Checkpoint(head.chain, head.seq, head.hash, head.seq, time.time())
-        slot = pack_slot(checkpoint.sign(self.keys.private))
+        slot = pack_slot(self.signer.checkpoint(head, time.time()))
         _write_all(self._descriptor, slot, self._next * SLOT_BYTES)
         if synced:
             _sync(self._descriptor)
@@ -151,12 +149,13 @@ class CheckpointFile:
         self._next = 1 - self._next
 
     def read_pruned(self) -> Pruned | None:
-        return read_pruned(self._content(), self._chain, self.keys.public)[0]
+        return read_pruned(self._content(), self._chain, self.signer.public)[0]
 
-    def write_pruned(self, pruned: Pruned) -> None:
-        """Sign that the beginning of the chain goes, on disk before any of it does. Raises OSError."""
-        _, index = read_pruned(self._content(), self._chain, self.keys.public)
-        slot = pack_slot(pruned.sign(self.keys.private), PRUNED_BYTES)
+    def write_pruned(self, pruned: bytes) -> None:
+        """Put down the signed word that the beginning of the chain goes, on disk before any of it does. Raises
+        OSError."""
+        _, index = read_pruned(self._content(), self._chain, self.signer.public)
+        slot = pack_slot(pruned, PRUNED_BYTES)
         _write_all(self._descriptor, slot, PRUNED_AT + (1 - max(index, 0)) * PRUNED_BYTES)
         os.fsync(self._descriptor)  # the file may have grown
 
@@ -323,7 +322,7 @@ class OpenChain:
         self.lock.release()
 
 
-def begin_chain(folder: Path, keys: Keys) -> OpenChain:
+def begin_chain(folder: Path, signer: Signer) -> OpenChain:
     """A new chain. Raises OSError, StoreError."""
     chain = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.urandom(5).hex()}"
     # The lock first, then a signed word that the chain exists, and only then the chain itself: a process that
@@ -332,13 +331,13 @@ def begin_chain(folder: Path, keys: Keys) -> OpenChain:
     if lock is None:
         raise StoreError(f"chain {chain} is in use")
     try:
-        return OpenChain(lock, CheckpointFile.create(folder, Head(chain), keys), Head(chain))
+        return OpenChain(lock, CheckpointFile.create(folder, Head(chain), signer), Head(chain))
     except BaseException:
         lock.release()
         raise
 
 
-def continue_chain(connection: sqlite3.Connection, folder: Path, keys: Keys) -> OpenChain | None:
+def continue_chain(connection: sqlite3.Connection, folder: Path, signer: Signer) -> OpenChain | None:
     """A chain that was closed in order and whose end is named, where many were closed. Raises OSError, StoreError."""
     try:
         rows = connection.execute(
@@ -352,13 +351,13 @@ def continue_chain(connection: sqlite3.Connection, folder: Path, keys: Keys) -> 
         return None
     free = [name for name, named in rows if named is None and (name,) != last]
     for name in free[:_TRIES]:
-        found = _taken(connection, folder, name, keys) if is_chain_name(name) else None
+        found = _taken(connection, folder, name, signer) if is_chain_name(name) else None
         if found is not None:
             return found
     return None
 
 
-def _taken(connection: sqlite3.Connection, folder: Path, name: str, keys: Keys) -> OpenChain | None:
+def _taken(connection: sqlite3.Connection, folder: Path, name: str, signer: Signer) -> OpenChain | None:
     """The chain, locked. None where another process has it, or where it does not end at its checkpoint: evidence."""
     if not checkpoint_path(folder, name).exists():
         return None
@@ -367,10 +366,12 @@ def _taken(connection: sqlite3.Connection, folder: Path, name: str, keys: Keys) 
         return None
     checkpoints = None
     try:
-        checkpoints = CheckpointFile(folder, name, keys)
+        checkpoints = CheckpointFile(folder, name, signer)
         held = checkpoints.read().newest
         row = connection.execute(_LAST, (name,)).fetchone()
         settled = connection.execute("SELECT settled FROM chains WHERE chain = ?", (name,)).fetchone() == (1,)
+        if held is not None and not signer.state.may_have_signed(held.state):
+            held = None
         if settled and held is not None and row == (held.seq, held.head, CLOSED):
             return OpenChain(lock, checkpoints, Head(name, held.seq, held.head))
     except BaseException:

@@ -29,12 +29,11 @@ from ringfence.audit.chain import (
     ChainVerifier,
     Findings,
     Head,
-    Pruned,
     Record,
     is_chain_name,
     misfiled,
 )
-from ringfence.audit.keys import Keys
+from ringfence.audit.signer import Signer
 from ringfence.core.errors import StoreError
 from ringfence.core.model import Json
 from ringfence.core.record import dataclass
@@ -84,9 +83,9 @@ class Prune:
 class Pruning:
     """One prune of a state folder, by a process that has its store open."""
 
-    def __init__(self, folder: Path, keys: Keys, write: Write) -> None:
+    def __init__(self, folder: Path, signer: Signer, write: Write) -> None:
         self._folder = folder
-        self._keys = keys
+        self._signer = signer
         self._write = write
 
     def run(self, before: float, by: str) -> Prune:
@@ -185,7 +184,7 @@ class Pruning:
     def _pruned(self, name: str) -> Head | None:
         if not is_chain_name(name) or not checkpoint_path(self._folder, name).exists():
             return None
-        file = CheckpointFile(self._folder, name, self._keys)
+        file = CheckpointFile(self._folder, name, self._signer)
         try:
             word = file.read_pruned()
         finally:
@@ -195,7 +194,7 @@ class Pruning:
     def _signed(self, name: str) -> int:
         if not checkpoint_path(self._folder, name).exists():
             return 0
-        file = CheckpointFile(self._folder, name, self._keys)
+        file = CheckpointFile(self._folder, name, self._signer)
         try:
             newest = file.read().newest
         finally:
@@ -217,9 +216,9 @@ class Pruning:
     def _sign(self, ends: list[tuple[Head, int]], before: float, by: str) -> None:
         now = time.time()
         for end, count in ends:
-            file = CheckpointFile(self._folder, end.chain, self._keys)
+            file = CheckpointFile(self._folder, end.chain, self._signer)
             try:
-                file.write_pruned(Pruned(end.chain, end.seq, end.hash, count, now, before, by[:MAX_PRUNER_NAME]))
+                file.write_pruned(self._signer.pruned(end, count, now, before, by[:MAX_PRUNER_NAME]))
             finally:
                 file.close()
 

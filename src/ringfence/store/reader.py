@@ -19,6 +19,7 @@ from ringfence.audit.chain import (
     Period,
     Record,
     is_chain_name,
+    is_identity_name,
     payload_is_as_recorded,
 )
 from ringfence.core import canonical
@@ -209,11 +210,12 @@ class Reader:
     # ── Evidence ──
 
     def checkpoints(self) -> dict[str, bytes]:
-        """Every chain's checkpoint file, as it is now. Read these before the records."""
+        """Every chain's checkpoint file, and that which says what state this is, as they are now. Read these before the
+        records."""
         out: dict[str, bytes] = {}
         try:
             for path in sorted((self.folder / "checkpoints").iterdir()):
-                if is_chain_name(path.name) and path.is_file():
+                if (is_chain_name(path.name) or is_identity_name(path.name)) and path.is_file():
                     with path.open("rb") as file:
                         out[path.name] = file.read(FILE_BYTES)
         except OSError as exc:

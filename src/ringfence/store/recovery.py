@@ -23,7 +23,7 @@ from ringfence.audit.chain import (
     is_chain_name,
     misfiled,
 )
-from ringfence.audit.keys import Keys
+from ringfence.audit.signer import Signer
 from ringfence.core.errors import StoreError
 from ringfence.core.record import dataclass
 from ringfence.store import chainfiles
@@ -51,14 +51,14 @@ class Recovered:
 
 @contextlib.contextmanager
 def durable_transaction(
-    connection: sqlite3.Connection, head: Head, keys: Keys, due: float = 0.0
+    connection: sqlite3.Connection, head: Head, signer: Signer, due: float = 0.0
 ) -> Iterator[Transaction]:
     """One synced transaction outside the writer's thread, before that runs. Raises StoreError."""
     try:
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("BEGIN IMMEDIATE")
         try:
-            yield Transaction(connection, head, keys, due)
+            yield Transaction(connection, head, signer, due)
             connection.execute("COMMIT")
         finally:
             if connection.in_transaction:
@@ -71,10 +71,10 @@ def durable_transaction(
 class Recovery:
     """One start's sweep over the chains of processes that are gone."""
 
-    def __init__(self, connection: sqlite3.Connection, folder: Path, keys: Keys) -> None:
+    def __init__(self, connection: sqlite3.Connection, folder: Path, signer: Signer) -> None:
         self._connection = connection
         self._folder = folder
-        self._keys = keys
+        self._signer = signer
         self._chains: list[str] = []
         self._calls: list[str] = []
         self._damaged: dict[str, str] = {}
@@ -126,7 +126,7 @@ class Recovery:
         if not checkpoint_path(self._folder, name).exists():
             self._damaged[name] = f"chain {name} has no checkpoint file"
             return
-        file = self._attempt(name, lambda: CheckpointFile(self._folder, name, self._keys))
+        file = self._attempt(name, lambda: CheckpointFile(self._folder, name, self._signer))
         try:
             self._close_with(name, file)
         finally:
@@ -137,8 +137,11 @@ class Recovery:
         if held is None:
             self._damaged[name] = f"no checkpoint of chain {name} verifies with this key"
             return
+        if not self._signer.state.may_have_signed(held.state):
+            self._damaged[name] = f"the checkpoint of chain {name} was signed in another state"
+            return
         closed: list[str] = []
-        with durable_transaction(self._connection, Head(name), self._keys) as transaction:
+        with durable_transaction(self._connection, Head(name), self._signer) as transaction:
             last, begun, fault = self._follow(name, held)
             if fault is not None:
                 self._damaged[name] = fault
@@ -157,7 +160,7 @@ class Recovery:
             head = transaction.head
         self._calls += closed
         self._attempt(name, lambda: file.write(head, synced=True))
-        with durable_transaction(self._connection, head, self._keys):
+        with durable_transaction(self._connection, head, self._signer):
             self._settle(name)
         chainfiles._remove_file(chainfiles.ahead_path(self._folder, name))
         self._chains.append(name)

@@ -22,10 +22,12 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ringfence.audit.chain import CLOSED, OPENED
 from ringfence.audit.keys import Keys
+from ringfence.audit.signer import Signer
 from ringfence.core.errors import StoreError
 from ringfence.core.model import Json, Receipt
 from ringfence.store import clock, naming
 from ringfence.store.chainfiles import AheadFile, ChainLock, CheckpointFile, OpenChain, begin_chain, continue_chain
+from ringfence.store.identity import identify
 from ringfence.store.recovery import Recovered, Recovery, durable_transaction
 from ringfence.store.rows import Approval, last_time, recent_times
 from ringfence.store.schema import DATABASE, connect, migrate, prepare_folder
@@ -53,7 +55,7 @@ class Store:
     def __init__(self, folder: Path, writer: Writer, lock: ChainLock, files: tuple[CheckpointFile, AheadFile]) -> None:
         """Use `open`."""
         self.folder = folder
-        self._keys: Keys | None = None
+        self._signer: Signer | None = None
         self.chain = ""
         self.recovered = Recovered()
         self._writer = writer
@@ -92,14 +94,17 @@ class Store:
             forgotten = clock.forgotten(time.time(), recent_times(connection))
         except sqlite3.Error as exc:
             raise StoreError(f"the log could not be read: {exc}") from exc
-        recovery = Recovery(connection, folder, keys)
+        signer, named_now = identify(connection, folder, keys)
+        recovery = Recovery(connection, folder, signer)
         recovered = recovery.sweep()
         opened: OpenChain | None = None
         try:
-            opened = continue_chain(connection, folder, keys) or begin_chain(folder, keys)
-            with durable_transaction(connection, opened.head, keys, due) as transaction:
+            opened = continue_chain(connection, folder, signer) or begin_chain(folder, signer)
+            with durable_transaction(connection, opened.head, signer, due) as transaction:
                 opened.take(connection)
-                transaction.append(OPENED, None, _opening(connection, opened.head.chain, keys))
+                transaction.append(OPENED, None, _opening(connection, opened.head.chain, signer))
+                if named_now:
+                    transaction.record_identity()
                 transaction.mark_set_back()
                 recovery.adopt(transaction)
                 transaction.forget_before(forgotten)
@@ -116,7 +121,7 @@ class Store:
         store = cls(folder, writer, opened.lock, (opened.checkpoints, ahead))
         store.chain = head.chain
         store.recovered = recovered
-        store._keys = keys
+        store._signer = signer
         writer.start()
         return store
 
@@ -226,10 +231,10 @@ class Store:
 
         Waits, so not to be called on an event loop. Raises StoreError, Conflict where another process prunes.
         """
-        assert self._keys is not None
+        assert self._signer is not None
         from ringfence.store.pruning import Pruning  # noqa: PLC0415 - seldom done
 
-        return Pruning(self.folder, self._keys, self.write_sync).run(before, by)
+        return Pruning(self.folder, self._signer, self.write_sync).run(before, by)
 
     # ── Reading ──
 
@@ -295,12 +300,13 @@ class Store:
         self.close()
 
 
-def _opening(connection: sqlite3.Connection, own: str, keys: Keys) -> Json:
-    """Names the last record of all before it, and every other chain's end that no record has named, so that no older
-    chain can vanish without a trace."""
+def _opening(connection: sqlite3.Connection, own: str, signer: Signer) -> Json:
+    """Says which state this is, and names the last record of all before it, and every other chain's end that no record
+    has named, so that no older chain can vanish without a trace."""
     previous = naming.last_of_all(connection)
     ends = naming.unnamed(connection, own, live=True)
-    about = {"previous": previous, "host": socket.gethostname(), "pid": os.getpid(), "key": keys.id}
+    about = {"previous": previous, "host": socket.gethostname(), "pid": os.getpid(), "key": signer.keys.id}
+    about["state"] = signer.state.id
     return {**about, "ends": ends} if ends else about
 
 

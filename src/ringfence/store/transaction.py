@@ -13,7 +13,7 @@ from typing import Any, Literal
 from ringfence.audit import approvals, chain
 from ringfence.audit.calls import RUNNING_CHANGED
 from ringfence.audit.chain import Head
-from ringfence.audit.keys import Keys
+from ringfence.audit.signer import Signer
 from ringfence.core import canonical, system
 from ringfence.core.errors import StoreError
 from ringfence.core.model import Definition, GuardedText, IssuedToken, Json, Login, Receipt
@@ -66,13 +66,13 @@ class Transaction:
         self,
         connection: sqlite3.Connection,
         head: Head,
-        keys: Keys,
+        signer: Signer,
         due: float,
         said: Mapping[str, float] | None = None,
         running: Mapping[str, Head] | None = None,
     ) -> None:
         self._connection = connection
-        self._keys = keys
+        self._signer = signer
         self._due = due
         """What the time of day must be at least."""
         self._said = said or {}
@@ -126,14 +126,19 @@ class Transaction:
         self.head = record.head
         return Receipt(record.chain, record.seq, record.hash)
 
-    def _append_signed(self, kind: str, call_id: str, body: Json, salt: bytes | None = None) -> None:
+    def _append_signed(self, kind: str, call_id: str | None, body: Json, salt: bytes | None = None) -> None:
         """Add a record that is proof by itself."""
         try:
-            record = chain.seal_signed(self._keys.private, self.head, time.time(), (kind, call_id), body)
+            record = self._signer.record(self.head, time.time(), (kind, call_id), body)
         except ValueError as exc:
             raise StoreError(f"a record cannot be written: {exc}") from None
         self._insert(record, salt)
         self.head = record.head
+
+    def record_identity(self) -> None:
+        """Put it on record that a state which had records before has got its id only now."""
+        state = self._signer.state
+        self._append_signed("state_named", None, {"at_first": state.at})
 
     def mark_set_back(self) -> bool:
         """Put it on record where the time of day was set back. Questions that are open are void then: whether they
@@ -386,7 +391,7 @@ class Transaction:
             f"{RECORD} WHERE call_id = ? AND kind IN ({marks}) ORDER BY id", (asked.call_id, *kinds)
         ).fetchall()
         try:
-            proven = approvals.prove(asked.id, map(record_from, rows), self._keys.public)
+            proven = approvals.prove(asked.id, map(record_from, rows), self._signer.public, self._signer.state.id)
         except approvals.NotProven as exc:
             raise Unproven(asked.id, str(exc) if exc.older else f"{exc}. {_CHANGED}") from None
         place = proven.place

@@ -268,7 +268,7 @@ class Writer(threading.Thread):
                 self._version = version
                 self._naming.others_wrote()
             transaction = Transaction(
-                connection, self._head, self._checkpoints.keys, self._clock.due, self._said, self._running
+                connection, self._head, self._checkpoints.signer, self._clock.due, self._said, self._running
             )
             if self._noted:
                 transaction.take_along(self._noted)

@@ -1,0 +1,2 @@
+-- Nothing changes in the tables. From here on each chain says of which state it is, and a token is what signed records
+-- prove; a version that would do neither must not write here any more.

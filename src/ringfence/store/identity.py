@@ -1,0 +1,53 @@
+"""Which state this is: a random id in a signed file beside the checkpoints, made with the state and never replaced.
+
+The database does not say it, so that nobody who writes to that can make this state pass for another one.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from ringfence.audit.chain import FILE_BYTES, StateIdentity, identity_name, is_chain_name, read_slots
+from ringfence.audit.keys import Keys, kept
+from ringfence.audit.signer import Signer
+from ringfence.core import canonical
+from ringfence.core.errors import StoreError
+
+FOLDER = "checkpoints"
+
+
+def identify(connection: sqlite3.Connection, folder: Path, keys: Keys) -> tuple[Signer, bool]:
+    """What signs in the name of this state, and whether an older one only got its id now. Raises StoreError."""
+    made: list[StateIdentity] = []
+
+    def make() -> bytes:
+        made.append(_new(connection, folder / FOLDER, keys.public))
+        return made[-1].sign(keys.private)
+
+    name = identity_name(keys.public)
+    found = StateIdentity.verify(keys.public, kept(folder / FOLDER, name, make))
+    if found is None:
+        raise StoreError(
+            f"{folder / FOLDER / name} does not say which state this is: another program changed it. Put back a copy"
+            " of it, or find out who did (ringfence audit verify)"
+        )
+    return Signer(keys, found), found.older and found in made
+
+
+def _new(connection: sqlite3.Connection, checkpoints: Path, public: Ed25519PublicKey) -> StateIdentity:
+    """The identity of a state that has none. Where only the file is gone, checkpoints still say what was in it."""
+    try:
+        files = sorted(path for path in checkpoints.iterdir() if is_chain_name(path.name) and path.is_file())
+        found = [read_slots(path.read_bytes()[:FILE_BYTES], path.name, public).newest for path in files]
+        older = connection.execute("SELECT 1 FROM records LIMIT 1").fetchone() is not None
+    except OSError as exc:
+        raise StoreError(f"the checkpoints cannot be read: {exc.strerror or exc}") from exc
+    except sqlite3.Error as exc:
+        raise StoreError(f"the log could not be read: {exc}") from exc
+    newest = max((each for each in found if each is not None and each.state), key=lambda each: each.at, default=None)
+    identity = canonical.new_id("state") if newest is None else str(newest.state)
+    return StateIdentity(identity, time.time(), older)
