@@ -128,7 +128,7 @@ def references(text: str) -> list[Head]:
 def prove(identity: str, records: Iterable[Record], public: Ed25519PublicKey, state: str) -> ProvenApproval:
     """What these records prove of an approval in the state of this id. Raises NotProven where they do not even prove
     that it was asked for."""
-    found = [entry for record in records if (entry := _entry(record)) is not None and _id(entry[0]) == identity]
+    found = [entry for record in records if (entry := read_entry(record)) is not None and _id(entry[0]) == identity]
     signed = [(body, place) for body, place in found if body["kind"] == ASKED and has_signature(public, body)]
     asked = [(body, place) for body, place in signed if body.get("state") == state]
     if len(asked) != 1:
@@ -160,7 +160,7 @@ def prove(identity: str, records: Iterable[Record], public: Ed25519PublicKey, st
 
 def proves(public: Ed25519PublicKey, record: Record) -> bool:
     """Whether a question or an answer is one by its own signature."""
-    entry = _entry(record)
+    entry = read_entry(record)
     return entry is not None and _is_signed(public, entry, record.hash)
 
 
@@ -168,8 +168,8 @@ def _is_signed(public: Ed25519PublicKey, entry: tuple[Json, Head], digest: str) 
     return entry[1].hash == digest and has_signature(public, entry[0])
 
 
-def _entry(record: Record) -> tuple[Json, Head] | None:
-    """The record, read from its text alone: the columns beside it in the table can hold anything."""
+def read_entry(record: Record) -> tuple[Json, Head] | None:
+    """A record and its place, read from its text alone: the columns beside it in the table can hold anything."""
     try:
         body = canonical.loads(record.text)
     except canonical.NotCanonical:
@@ -281,7 +281,7 @@ class ApprovalVerifier:
 
     def vouch(self, text: str, digest: str) -> bool:
         """A question or answer from outside of what is verified, which its own signature must prove."""
-        entry = _entry(Record("", 0, 0.0, "", None, text, digest))
+        entry = read_entry(Record("", 0, 0.0, "", None, text, digest))
         if entry is None or not _is_signed(self._public, entry, digest):
             return False
         if entry[0]["kind"] in (ASKED, ANSWERED):

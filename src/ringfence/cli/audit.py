@@ -229,7 +229,7 @@ def _verified(reader: Reader, key: Ed25519PublicKey) -> Verification:
             report = verify_live(counted, checkpoints, key, reader.record)
         if report.ok or not _moved(reader, checkpoints, key):
             break
-    return _compared(reader, report)
+    return _compared(reader, report, key)
 
 
 def _moved(reader: Reader, checkpoints: Checkpoints, key: Ed25519PublicKey) -> bool:
@@ -410,8 +410,8 @@ def _kept(reader: Reader, call_id: str, part: Part) -> tuple[Any, bool | None]:
         return body.decode("utf-8", "replace"), right
 
 
-def _compared(reader: Reader, report: Verification) -> Verification:
-    """The report, with records out of order and payloads that differ from what was recorded."""
+def _compared(reader: Reader, report: Verification, key: Ed25519PublicKey) -> Verification:
+    """The report, with records out of order, and payloads and tokens that differ from what was recorded."""
     found = Findings(list(report.faults), list(report.notes))
     for fault in reader.faults(MAX_FAULTS):
         found.add(fault)
@@ -419,6 +419,13 @@ def _compared(reader: Reader, report: Verification) -> Verification:
         found.add(fault)
     for call_id, part in reader.missing_payloads(MAX_FAULTS):
         found.add(f"what was kept of the {part} of call {call_id} is gone, and no erasure is on record")
+    for token in reader.tokens(reader.token_proofs(key)):
+        if token.state(time.time()) == "unproven":
+            text = f"token {token.id} is not what the signed log has of its making"
+            if reader.has_unsigned_making(token.id):
+                found.notes.append(f"{text}: an earlier version made it, which signed none. It is good for nothing.")
+            else:
+                found.add(text)
     for chain, seq in reader.misplaced(MAX_FAULTS):
         found.add("stands before the record that it follows: lists have another order", chain, seq)
     for call_id, part in reader.payloads():

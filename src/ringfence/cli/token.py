@@ -8,7 +8,8 @@ from pathlib import Path
 
 import typer
 
-from ringfence import identity
+from ringfence import config, identity
+from ringfence.audit.keys import published
 from ringfence.cli import common
 from ringfence.cli.terminal import moment, safe
 from ringfence.config import Config
@@ -97,7 +98,7 @@ def list_(
     """List all tokens, the oldest first: whose each is, and whether it is valid. None is shown itself."""
     now = time.time()
     with common.reading(common.state_of(config_path, demo=False)) as reader:
-        found = reader.tokens()
+        found = _tokens(reader)
     if as_json:
         common.dump([_as_json(each, now) for each in found])
     elif not found:
@@ -127,9 +128,13 @@ def revoke(
     print(f"{gone.id}: revoked. It was for {gone.kind} {safe(gone.name)}.")
 
 
+def _tokens(reader: Reader) -> list[IssuedToken]:
+    return reader.tokens(reader.token_proofs(published(config.key_folder())))
+
+
 def _find(reader: Reader, identifier: str) -> str:
     wanted = identifier if identifier.startswith(TOKEN_ID) else TOKEN_ID + identifier
-    found = [each.id for each in reader.tokens() if each.id.startswith(wanted)]
+    found = [each.id for each in _tokens(reader) if each.id.startswith(wanted)]
     if len(found) > 1:
         common.fail(f"{safe(identifier)} could be any of: {', '.join(found)}")
     if not found:

@@ -97,7 +97,7 @@ class App:
         self._named = agent
         self.directory = identity.Directory(settings.agents, settings.people)
         self._issued: tuple[Issuer, TokenReader] | None = None
-        self.tokens = identity.TokenCheck(lambda ident: self.store.reader().token(ident))
+        self.tokens = identity.TokenCheck(lambda ident: self.store.token(ident))
         self.agent: Principal = self._local_agent(settings)
         self._schemas = Schemas()
         self._places = QuestionPlaces()

@@ -39,6 +39,7 @@ _OTHERS = (
 )
 _OURS = (
     "audit.approvals",
+    "audit.tokens",
     "core.excerpt",
     "core.sizes",
     "governance.approval_binding",

@@ -323,11 +323,15 @@ class IssuedToken:
     made_at: float
     expires_at: float
     revoked_at: float | None = None
+    proven: bool = True
+    """Whether the signed log has that it was made so."""
 
-    def state(self, now: float) -> Literal["valid", "expired", "revoked"]:
+    def state(self, now: float) -> Literal["valid", "expired", "revoked", "unproven"]:
         if self.revoked_at is not None:
             return "revoked"
-        return "expired" if now >= self.expires_at else "valid"
+        if now >= self.expires_at:
+            return "expired"
+        return "valid" if self.proven else "unproven"
 
 
 @plain

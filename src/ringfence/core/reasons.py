@@ -194,6 +194,10 @@ _CALLER = {
     "bad_token": ("The bearer token is not one that this gateway knows.", "Send the token as it was printed."),
     "token_expired": ("The bearer token's time is over.", "Ask the operator for another."),
     "token_revoked": ("The bearer token was revoked.", "Ask the operator for another."),
+    "token_unproven": (
+        "The signed log does not have it that this bearer token was made.",
+        "Ask the operator for another.",
+    ),
     "token_in_address": (
         "A token stands in the address of a request.",
         "Revoke it, and send another as `Authorization: Bearer`.",

@@ -8,7 +8,8 @@ Of each chain a beginning goes, and never all of it. It ends before the first re
 - a call that runs, or whose idempotency key is in force;
 - a call that has any record which stays, in whatever chain: calls go whole;
 - a question to people that has not expired, used or not: one that is gone could be put back, and used once more;
-- a question whose answers a call that stays ran on.
+- a question whose answers a call that stays ran on;
+- the making and the revocation of a token that has not expired.
 
 What is signed for must have been there: a chain whose beginning does not verify is evidence, and stays as it stands.
 """
@@ -34,6 +35,7 @@ from ringfence.audit.chain import (
     misfiled,
 )
 from ringfence.audit.signer import Signer
+from ringfence.audit.tokens import CREATED, REVOKED
 from ringfence.core.errors import StoreError
 from ringfence.core.model import Json
 from ringfence.core.record import dataclass
@@ -59,6 +61,7 @@ _NEEDED = """
     SELECT call_id FROM running
     UNION SELECT call_id FROM keys WHERE state = 'started' OR at >= :forgotten
     UNION SELECT call_id FROM approvals WHERE expires_at > :now
+    UNION SELECT id FROM tokens WHERE expires_at > :now
 """
 _STAYS = "SELECT 1 FROM records AS r LEFT JOIN limits AS l ON l.chain = r.chain WHERE r.seq > ifnull(l.seq, 0)"
 _HELD = f"SELECT chain, min(seq) FROM records WHERE call_id IN ({_NEEDED}) GROUP BY chain"  # noqa: S608
@@ -174,7 +177,7 @@ class Pruning:
             if found.faults or body is None:
                 log.error("chain %s does not verify, so nothing of it is pruned: %s", name, found.faults[0])
                 return 0
-            if body["at"] >= before or (body["kind"] == ASKED and not _is_over(body, now)):
+            if body["at"] >= before or (body["kind"] in (ASKED, CREATED, REVOKED) and not _is_over(body, now)):
                 stays = min(stays, record.seq)
         if verifier.seq != end + 1:
             log.error("chain %s does not verify, so nothing of it is pruned: record %d is missing", name, end + 1)
@@ -256,8 +259,8 @@ def _first(connection: sqlite3.Connection, name: str, last: int) -> Iterator[Rec
         after = rows[-1][2]
 
 
-def _is_over(question: Json, now: float) -> bool:
-    expires_at = question.get("expires_at")
+def _is_over(body: Json, now: float) -> bool:
+    expires_at = body.get("expires_at")
     return not isinstance(expires_at, int | float) or now >= expires_at
 
 

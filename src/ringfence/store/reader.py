@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, get_args
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
 from ringfence.audit.approvals import Proof, references
 from ringfence.audit.chain import (
     ALWAYS,
@@ -18,10 +20,12 @@ from ringfence.audit.chain import (
     Head,
     Period,
     Record,
+    identity_in,
     is_chain_name,
     is_identity_name,
     payload_is_as_recorded,
 )
+from ringfence.audit.tokens import CREATED, TokenProofs
 from ringfence.core import canonical
 from ringfence.core.errors import StoreError
 from ringfence.core.model import Definition, IssuedToken, ServerSpec
@@ -331,15 +335,29 @@ class Reader:
         held = "SELECT 1 FROM keys WHERE scope = ? AND key = ? AND state = 'started'"
         return {key for key in set(keys) if self._all(held, [*key])}
 
-    def token(self, identity: str) -> tuple[IssuedToken | None, float]:
-        """A bearer token by its id, and what the time must be at least."""
+    def token(self, identity: str, proofs: TokenProofs) -> tuple[IssuedToken | None, float]:
+        """A bearer token by its id, as far as the log proves it, and what the time must be at least."""
         rows = self._all(f"{TOKEN} WHERE id = ?", [identity])
+        found = self._proven_token(rows[0], proofs) if rows else None
         with _readable():
-            return (token_from(rows[0]) if rows else None), self._now()
+            return found, self._now()
 
-    def tokens(self) -> list[IssuedToken]:
+    def tokens(self, proofs: TokenProofs) -> list[IssuedToken]:
         """All of them, the oldest first."""
-        return [token_from(row) for row in self._all(f"{TOKEN} ORDER BY made_at, id")]
+        return [self._proven_token(row, proofs) for row in self._all(f"{TOKEN} ORDER BY made_at, id")]
+
+    def _proven_token(self, row: tuple[Any, ...], proofs: TokenProofs) -> IssuedToken:
+        found = token_from(row)
+        return proofs.of(found, map(record_from, self._all(f"{RECORD} WHERE call_id = ?", [found.id])))
+
+    def has_unsigned_making(self, token: str) -> bool:
+        """Whether the log has the making of a token as earlier versions wrote it."""
+        written = (record.body for record in self.records(kind=CREATED))
+        return any(body.get("token") == token and "signature" not in body for body in written)
+
+    def token_proofs(self, public: Ed25519PublicKey) -> TokenProofs:
+        """What proves tokens to who verifies with this key."""
+        return TokenProofs(public, identity_in(self.checkpoints(), public))
 
     def pins(self, server: str | None = None) -> list[Definition]:
         return [row.definition for row in self.pinned(server)]

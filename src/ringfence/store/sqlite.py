@@ -24,7 +24,7 @@ from ringfence.audit.chain import CLOSED, OPENED
 from ringfence.audit.keys import Keys
 from ringfence.audit.signer import Signer
 from ringfence.core.errors import StoreError
-from ringfence.core.model import Json, Receipt
+from ringfence.core.model import IssuedToken, Json, Receipt
 from ringfence.store import clock, naming
 from ringfence.store.chainfiles import AheadFile, ChainLock, CheckpointFile, OpenChain, begin_chain, continue_chain
 from ringfence.store.identity import identify
@@ -35,6 +35,7 @@ from ringfence.store.transaction import Transaction
 from ringfence.store.writer import WriteJob, Writer, nothing
 
 if TYPE_CHECKING:
+    from ringfence.audit.tokens import TokenProofs
     from ringfence.store.pruning import Prune
     from ringfence.store.reader import Reader
 
@@ -56,6 +57,7 @@ class Store:
         """Use `open`."""
         self.folder = folder
         self._signer: Signer | None = None
+        self._proofs: TokenProofs | None = None
         self.chain = ""
         self.recovered = Recovered()
         self._writer = writer
@@ -247,6 +249,15 @@ class Store:
             reader = self._local.reader = Reader(self.folder)
             self._readers.add(reader)
         return reader
+
+    def token(self, identity: str) -> tuple[IssuedToken | None, float]:
+        """A bearer token by its id, as far as the log proves it, and what the time must be at least."""
+        if self._proofs is None:
+            assert self._signer is not None
+            from ringfence.audit.tokens import TokenProofs  # noqa: PLC0415 - a run that serves nobody has no tokens
+
+            self._proofs = TokenProofs(self._signer.public, self._signer.state)
+        return self.reader().token(identity, self._proofs)
 
     # ── Closing ──
 

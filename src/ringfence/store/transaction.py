@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from ringfence.audit import approvals, chain
+from ringfence.audit import approvals, chain, tokens
 from ringfence.audit.calls import RUNNING_CHANGED
 from ringfence.audit.chain import Head
 from ringfence.audit.signer import Signer
@@ -470,7 +470,7 @@ class Transaction:
     # ── Tokens ──
 
     def put_token(self, token: IssuedToken) -> None:
-        """Keep what is to be known of a new bearer token. It is recorded, without its digest."""
+        """Keep what is to be known of a new bearer token. It is on record, signed, and good by that record alone."""
         self._connection.execute(
             "INSERT INTO tokens (id, digest, kind, name, tenant, made_by, made_at, expires_at)"
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -479,11 +479,11 @@ class Transaction:
                 *(token.made_at, token.expires_at),
             ),
         )
-        self.append("token_created", None, {**_about_token(token), "by": token.made_by, "expires_at": token.expires_at})
+        self._append_signed(tokens.CREATED, token.id, tokens.making(token))
 
     def revoke_token(self, identity: str, by: str, now: float) -> IssuedToken:
-        """From now on the token is good for nothing. It is recorded. Raises RowNotFound, or Conflict where it is
-        revoked already."""
+        """From now on the token is good for nothing. It is on record, signed. Raises RowNotFound, or Conflict where it
+        is revoked already."""
         row = self._connection.execute(f"{TOKEN} WHERE id = ?", (identity,)).fetchone()
         if row is None:
             raise RowNotFound(f"there is no token {identity}")
@@ -491,7 +491,7 @@ class Transaction:
         if token.revoked_at is not None:
             raise Conflict(f"token {identity} is revoked already")
         self._connection.execute("UPDATE tokens SET revoked_at = ? WHERE id = ?", (now, identity))
-        self.append("token_revoked", None, {**_about_token(token), "by": by})
+        self._append_signed(tokens.REVOKED, identity, {**tokens.about(token), "by": by})
         return replace(token, revoked_at=now)
 
     # ── Pins and payloads ──
@@ -638,10 +638,6 @@ def is_known(said: Mapping[str, float], digest: str, now: float) -> bool:
     """Whether a process has said this part, and of late."""
     at = said.get(digest)
     return at is not None and abs(now - at) < SAID_SECONDS
-
-
-def _about_token(token: IssuedToken) -> Json:
-    return {"token": token.id, "for": token.kind, "name": token.name, "tenant": token.tenant}
 
 
 def _question(asked: Approval) -> Json:
