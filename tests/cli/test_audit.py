@@ -408,6 +408,24 @@ def test_erasing_is_on_record_and_breaks_nothing(copy: Log) -> None:
     assert "nothing but a digest is kept" in copy.audit("show", "call_aaa1").stdout
 
 
+def test_an_erasure_is_not_said_to_be_done_while_another_program_reads(
+    copy: Log, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for module in ("schema", "writer"):
+        monkeypatch.setattr(f"ringfence.store.{module}.BUSY_SECONDS", 0.01)
+    with closing(sqlite3.connect(copy.state / "ringfence.db", isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM records").fetchone()
+        for _ in range(2):
+            with pytest.raises(SystemExit) as ended:
+                audit.erase("call_aaa1", copy.config, False)
+            said = capsys.readouterr()
+            assert ended.value.code == 1 and "then repeat: ringfence audit erase call_aaa1" in said.err
+            assert "is erased" not in said.out
+    audit.erase("call_aaa1", copy.config, False)
+    assert b"likes cheese" not in b"".join(path.read_bytes() for path in copy.state.glob("ringfence.db*"))
+
+
 # ── pruning ──
 
 

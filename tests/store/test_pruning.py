@@ -18,6 +18,7 @@ from ringfence.audit.chain import (
     PRUNED_BYTES,
     Head,
     Pruned,
+    Record,
     Verification,
     pack_slot,
     read_pruned,
@@ -433,6 +434,37 @@ def test_what_does_not_verify_is_evidence_and_is_not_pruned(
         assert second.prune(before, "anna").records == 0
         assert sum(1 for r in second.reader().records() if r.chain == store.chain) == left
     assert not rest(folder, keys).ok
+
+
+@pytest.mark.parametrize("edited", [3, 7, 9])
+def test_a_chain_that_was_edited_and_chained_anew_is_evidence_and_is_not_pruned(
+    folder: Path, keys: Keys, clock: Clock, edited: int
+) -> None:
+    with Store.open(folder, keys) as store:
+        call(store, "c0")
+        call(store, "c1")
+        moment = clock.now
+        call(store, "c2")
+        call(store, "c3")
+    with (
+        closing(Reader.open(folder)) as reader,
+        closing(sqlite3.connect(folder / "ringfence.db", isolation_level=None)) as connection,
+    ):
+        last: Record | None = None
+        for record in list(reader.records(chain=store.chain)):
+            place = ("v", "chain", "seq", "prev", "at", "kind", "call_id")
+            body = {name: value for name, value in record.body.items() if name not in place}
+            if record.seq == edited:
+                body["status"] = "denied"
+            head = Head(store.chain) if last is None else last.head
+            last = seal(head, record.at, record.kind, record.call_id, body)
+            change = "UPDATE records SET text = ?, hash = ? WHERE chain = ? AND seq = ?"
+            connection.execute(change, (last.text, last.hash, last.chain, last.seq))
+        (left,) = connection.execute("SELECT count(*) FROM records").fetchone()
+    with Store.open(folder, keys) as second:
+        assert second.prune(moment, "anna").records == 0
+        assert sum(1 for r in second.reader().records() if r.chain == store.chain) == left
+    assert "is not the record that the checkpoint was signed for" in str(rest(folder, keys))
 
 
 def test_a_record_that_is_put_where_others_were_pruned_is_found(

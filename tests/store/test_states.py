@@ -174,8 +174,6 @@ def earlier(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 def as_left(folder: Path, keys: Keys) -> None:
     (folder / "checkpoints" / chains.identity_name(keys.public)).unlink()
-    with closing(sqlite3.connect(folder / "ringfence.db", isolation_level=None)) as database:
-        database.execute("PRAGMA user_version = 5")
 
 
 def test_an_older_state_gets_its_id_at_the_next_start_on_record_and_its_log_still_verifies(

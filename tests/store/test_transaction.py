@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from ringfence.audit.keys import Keys
 from ringfence.core import canonical
 from ringfence.core.errors import StoreError
 from ringfence.core.model import Definition
@@ -18,6 +21,7 @@ from ringfence.store import Approval, ApprovalQuestion, Conflict, Expired, RowNo
 from ringfence.store.transaction import KEPT_DAYS
 from tests.faking import answering_as
 from tests.store.conftest import Drive
+from tests.tooling import until
 
 NOW = time.time()
 DAY = 86400.0
@@ -276,6 +280,29 @@ def test_an_erased_payload_is_gone_from_the_files_too(store: Store, folder: Path
     assert not on_disk()
     assert store.write_sync(lambda tx: tx.erase_payload("c")) is False
     verified()
+
+
+def test_what_a_reader_keeps_from_being_erased_is_not_said_to_be_and_goes_with_the_next_write(
+    folder: Path, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("schema", "writer"):
+        monkeypatch.setattr(f"ringfence.store.{module}.BUSY_SECONDS", 0.01)
+    marker = b"PAYLOAD-MARKER-" * 400
+
+    def on_disk() -> bool:
+        return any(b"PAYLOAD-MARKER" in path.read_bytes() for path in folder.glob("ringfence.db*"))
+
+    with Store.open(folder, keys) as store:
+        store.write_sync(lambda tx: tx.put_payload("c", "arguments", b"s" * 16, marker))
+        with closing(sqlite3.connect(folder / "ringfence.db", isolation_level=None)) as reader:
+            reader.execute("BEGIN")
+            assert reader.execute("SELECT count(*) FROM payloads").fetchone() == (1,)
+            for expected in (True, False):
+                assert store.write_sync(lambda tx: tx.erase_payload("c")) is expected
+                assert store.has_left_over and on_disk()
+        store.write_sync(lambda tx: tx.append("note", None, {}))
+        asyncio.run(until(lambda: not store.has_left_over))
+        assert not on_disk()
 
 
 def test_a_day_has_a_limit(store: Store) -> None:

@@ -243,8 +243,6 @@ def _conclude(report: Verification, as_json: bool) -> None:
         common.dump({**found, "faults": list(map(str, report.faults)), "notes": list(report.notes)})
     else:
         print(painted(safe(str(report), lines=True), "good" if report.ok else "bad"))
-        if report.state is not None:
-            print(f"It is the log of {safe(report.state)}.")
     if not report.ok:
         raise typer.Exit(1)
 
@@ -311,6 +309,8 @@ def erase(
 ) -> None:
     """Erase a call's stored payloads, and record that. Its records stay; they do not hold the values.
 
+    Exits with 1 where another program reads the database, so that they are still in its files; then repeat it.
+
     \b
     ringfence audit erase call_0123456789abcdef0123
     """
@@ -328,6 +328,11 @@ def erase(
             return True
 
         erased = store.write_sync(work, durable=True)
+        if store.has_left_over:
+            common.fail(
+                f"{call_id}: what was kept of its payloads is out of the tables, but not yet out of the files: another"
+                f" program reads the database just now. End it, then repeat: ringfence audit erase {call_id}"
+            )
     print(f"{call_id}: what was kept of its payloads is erased." if erased else f"{call_id}: nothing was kept of it.")
 
 

@@ -28,6 +28,7 @@ from ringfence.audit.approvals import ASKED
 from ringfence.audit.chain import (
     MAX_PRUNER_NAME,
     ChainVerifier,
+    Checkpoint,
     Findings,
     Head,
     Record,
@@ -148,7 +149,8 @@ class Pruning:
             return 0
         last -= 1
         if not settled:  # the process that closes it after a crash goes by its checkpoint
-            last = min(last, self._signed(name) - 1)
+            held = self._held(name)
+            last = min(last, 0 if held is None else held.seq - 1)
         low = first - 1
         high = last
         while low < high:
@@ -162,25 +164,33 @@ class Pruning:
         return int(end) if end >= first else 0
 
     def _proven(self, connection: sqlite3.Connection, name: str, end: int, before: float) -> int:
-        """Up to where the texts themselves say what the columns do; 0 where they do not chain.
+        """Up to where the texts themselves say what the columns do; 0 where they do not lead to what was signed.
 
-        What follows the last of them is looked at, too: that stays, so it holds whatever goes.
+        All that stays is followed, too, up to the checkpoint: whoever edits a record chains those after it anew.
         """
+        held = self._held(name)
+        if held is None or not self._signer.state.may_have_signed(held.state):
+            log.error("chain %s has no checkpoint that verifies, so nothing of it is pruned", name)
+            return 0
         found = Findings()
         verifier = ChainVerifier(name, found, pruned=self._pruned(name))
+        verifier.signed = held.seq
         stays = end + 1
         now = time.time()
-        for record in _first(connection, name, end + 1):
+        for record in _first(connection, name, max(held.seq, end + 1)):
             body = verifier.feed(record.text, record.hash)
             for field in () if body is None else misfiled(record, body):
                 found.add(f"is filed under another {field} than its text has", name, record.seq)
+            if record.seq == held.seq and record.hash != held.head:
+                found.add("is not the record that the checkpoint was signed for", name, record.seq)
             if found.faults or body is None:
                 log.error("chain %s does not verify, so nothing of it is pruned: %s", name, found.faults[0])
                 return 0
-            if body["at"] >= before or (body["kind"] in (ASKED, CREATED, REVOKED) and not _is_over(body, now)):
+            old = body["at"] < before and not (body["kind"] in (ASKED, CREATED, REVOKED) and not _is_over(body, now))
+            if not old and record.seq <= end:
                 stays = min(stays, record.seq)
-        if verifier.seq != end + 1:
-            log.error("chain %s does not verify, so nothing of it is pruned: record %d is missing", name, end + 1)
+        if verifier.seq < held.seq or held.seq <= end:
+            log.error("chain %s does not lead to its checkpoint, so nothing of it is pruned", name)
             return 0
         return stays - 1
 
@@ -194,15 +204,14 @@ class Pruning:
             file.close()
         return None if word is None else word.end
 
-    def _signed(self, name: str) -> int:
+    def _held(self, name: str) -> Checkpoint | None:
         if not checkpoint_path(self._folder, name).exists():
-            return 0
+            return None
         file = CheckpointFile(self._folder, name, self._signer)
         try:
-            newest = file.read().newest
+            return file.read().newest
         finally:
             file.close()
-        return 0 if newest is None else newest.seq
 
     # ── Removing it ──
 

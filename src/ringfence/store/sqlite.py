@@ -238,6 +238,12 @@ class Store:
 
         return Pruning(self.folder, self._signer, self.write_sync).run(before, by)
 
+    @property
+    def has_left_over(self) -> bool:
+        """Whether what this process has erased may still stand in the files of the database, since another program
+        reads an older state of it. Once that has ended, the next write, or erasure, removes it."""
+        return self._writer.has_left_over
+
     # ── Reading ──
 
     def reader(self) -> Reader:

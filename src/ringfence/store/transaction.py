@@ -570,7 +570,7 @@ class Transaction:
         self._connection.execute(
             "UPDATE approvals SET state = 'expired' WHERE call_id = ? AND state IN ('pending', 'approved')", (call_id,)
         )
-        self.erased = self.erased or gone > 0
+        self.erased = True  # also where nothing is left: the files may have kept what was erased before
         return gone > 0
 
     def forget_before(self, moment: float) -> None:

@@ -117,6 +117,8 @@ class Writer(threading.Thread):
         self._version: int | None = None
         """Of the database, as we left it: another one, and another process has written."""
         self._unmoved = 0
+        self.has_left_over = False
+        """Whether what was erased may still stand in the files, since a reader was in the way."""
         self._full = False
         self._patient = True
         self._path = str(folder / DATABASE)  # a Path would be taken apart again for every group
@@ -226,7 +228,10 @@ class Writer(threading.Thread):
             with self._turn:
                 self._settle(group, patient=True)
             _answer(group)
-            if self._unmoved > LOG_BYTES:
+            if self.has_left_over:
+                with self._turn:
+                    self._clear_left_over()
+            elif self._unmoved > LOG_BYTES:
                 with self._turn:  # what is written meanwhile would stay behind, and the log never be empty
                     self._move_log("PASSIVE")
         self._drop_connection()
@@ -298,7 +303,7 @@ class Writer(threading.Thread):
         if self._kept.seq > self._covered and True in [job.covered for job in group]:
             self._cover()
         if transaction.erased:
-            self._move_log("TRUNCATE")  # erased bytes also stand in the log
+            self.has_left_over = not self._move_log("TRUNCATE")  # erased bytes also stand in the log
         return True
 
     @staticmethod
@@ -434,13 +439,24 @@ class Writer(threading.Thread):
             with contextlib.suppress(sqlite3.Error):  # it may be given up just because it failed
                 connection.close()
 
-    def _move_log(self, how: str) -> None:
-        """Move the write-ahead log into the database. What fails, or has a reader in the way, is tried again."""
+    def _move_log(self, how: str) -> bool:
+        """Move the write-ahead log into the database. What fails, or has a reader in the way, is tried again. Whether
+        all was done."""
         if self._connection is None:
-            return
-        with contextlib.suppress(sqlite3.Error):  # it stays in the log, where it is as safe
-            _, there, moved = self._connection.execute(f"PRAGMA wal_checkpoint({how})").fetchone()
-            self._unmoved = 0 if moved == there else self._unmoved
+            return False
+        try:
+            busy, there, moved = self._connection.execute(f"PRAGMA wal_checkpoint({how})").fetchone()
+        except sqlite3.Error:  # it stays in the log, where it is as safe
+            return False
+        self._unmoved = 0 if moved == there else self._unmoved
+        return not busy
+
+    def _clear_left_over(self) -> None:
+        """Try again, without waiting for whoever reads."""
+        if self._connection is not None:
+            self._connection.execute("PRAGMA busy_timeout = 0")
+            self._patient = False
+            self.has_left_over = not self._move_log("TRUNCATE")
 
 
 def nothing(transaction: Transaction) -> None:
