@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -163,3 +164,22 @@ def test_the_page_lists_every_metric(served: gateways.Served) -> None:
     listed = set(re.findall(r"`((?:ringfence|process)_\w+)`", page))
     given = re.findall(r"# TYPE (\w+) ", metrics_of(served)[2])
     assert sorted(listed) == sorted(given)
+
+
+def test_the_dashboard_asks_for_what_there_is(served: gateways.Served) -> None:
+    board = json.loads((ROOT / "examples/grafana.json").read_text())
+    queries = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
+    queries += [each["query"] for each in board["templating"]["list"] if each["type"] == "query"]
+    page = (ROOT / "docs/telemetry.md").read_text()
+    rows = dict(re.findall(r"\| `(ringfence_\w+)` \| ([^|]*) \|", page))
+    kinds = dict(re.findall(r"# TYPE (\w+) (\w+)", metrics_of(served)[2]))
+    asked = set()
+    for query in queries:
+        (name,) = re.findall(r"\b((?:ringfence|process)_\w+?)(?:_bucket)?\b(?=[{,])", query)
+        asked.add(name)
+        assert ("_bucket" in query) is (kinds[name] == "histogram"), query
+        assert ("rate(" in query) is (kinds[name] != "gauge"), query
+        used = re.findall(r"by \((.*?)\)", query) + re.findall(r"(\w+)!?=~?\"", query)
+        labels = {label.strip() for each in used for label in each.split(",")} - {"le", "instance", "job"}
+        assert labels <= set(re.findall(r"`(\w+)`", rows.get(name, ""))), query
+    assert asked == kinds.keys(), "nothing that is counted goes unseen"

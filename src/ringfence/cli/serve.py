@@ -47,6 +47,7 @@ from ringfence.front.listen import (
     unix_socket,
 )
 from ringfence.front.stdio import StdioFront
+from ringfence.telemetry.logs import log_as_json
 from ringfence.telemetry.registry import CONTENT_TYPE
 
 log = logging.getLogger("ringfence")
@@ -86,6 +87,8 @@ def serve(
     if agent is not None and not stdio:
         common.fail("--agent is for --stdio: over HTTP, each caller says by a token which agent it is", 2)
     named = common.local_agent(settings, agent) if stdio else None
+    if settings.gateway.log == "json":
+        log_as_json()
     for warning in settings.warnings:
         log.warning("%s", warning)
     try:

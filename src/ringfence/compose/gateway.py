@@ -35,6 +35,7 @@ from ringfence.compose.runs import (
     provision,
 )
 from ringfence.compose.secrets import ConfiguredSecrets, redacted_logs
+from ringfence.compose.telemetry import tracing_of
 from ringfence.config import Config
 from ringfence.core import canonical
 from ringfence.core.box import BoxSpec, Program
@@ -66,6 +67,7 @@ from ringfence.upstream.pool import ConnectionPool, ServerAccess
 
 if TYPE_CHECKING:
     from ringfence.identity.oidc import TokenReader
+    from ringfence.telemetry.traces import Tracing
 
 log = logging.getLogger("ringfence")
 
@@ -123,7 +125,7 @@ class App:
         self._guard = Guard(self._schemas.result_problem, self.secrets.shown)
         self.pins = DefinitionPins(store, self._guard, lambda each: entries.problem(each.kind, each.body))
         self.pins.use(settings.servers, settings.contracts)
-        self.watcher = CallWatcher(self._metrics())
+        self.watcher = CallWatcher(self._metrics(), tracing_of(settings.telemetry))
         self.watcher.is_tool = lambda name: name in self.pipeline.rules.catalog
         rules = self._rulebook(settings)
         self.pipeline = Pipeline(store, rules, self.dispatcher, self._guard, Budget(), self.watcher)
@@ -175,6 +177,7 @@ class App:
                             await app.front.refusals.flush()
                             await app.pins.record_counted_changes()
                             await app.end_boxes()
+                            await app._trace_by(None)
                 group.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):
@@ -220,6 +223,12 @@ class App:
         connected = "Connections to servers."
         found.read("gauge", "server_connections", connected, "server", read=self.pool.connected)
         return found
+
+    async def _trace_by(self, tracing: Tracing | None) -> None:
+        """Make spans by this from now on. What another one has queued is sent first."""
+        before, self.watcher.tracing = self.watcher.tracing, tracing
+        if before is not None:
+            await anyio.to_thread.run_sync(before.close)
 
     async def metrics_text(self) -> str:
         """What `/metrics` has now."""
@@ -391,11 +400,16 @@ class App:
         """Put a new configuration in force, on record. Raises ConfigError for a secret that cannot be kept."""
         secrets = ConfiguredSecrets(settings, self.secrets)
         await secrets.load()
+        tracing = self.watcher.tracing
+        if settings.telemetry != self.config.telemetry:
+            tracing = tracing_of(settings.telemetry)
         body = {"cause": cause, "digest": settings.digest, "before": self.config.digest}
         await self.store.write(lambda tx: tx.append("reload", None, body), durable=True)
         before = self.front.listing.digest()
         self.secrets = secrets
         self._guard.redactor = secrets.shown
+        if settings.telemetry != self.config.telemetry:
+            await self._trace_by(tracing)
         if settings.sandbox != self.config.sandbox:
             self._provide_boxes(settings)
         else:
@@ -437,12 +451,12 @@ class App:
             return
         try:
             await self.apply(fresh, "SIGHUP" if asked else "file changed")
-        except ConfigError as exc:
+        except (ConfigError, Unavailable) as exc:
             await self._refuse(exc)
 
-    async def _refuse(self, exc: ConfigError) -> None:
+    async def _refuse(self, exc: ConfigError | Unavailable) -> None:
         log.error("the new configuration is broken; the old one stays in force:\n%s", exc)
-        problems = [str(p) for p in exc.problems]
+        problems = [str(p) for p in exc.problems] if isinstance(exc, ConfigError) else [exc.message]
         await self.store.write(lambda tx: tx.append("reload_refused", None, {"problems": problems}), durable=True)
 
     async def watch(self) -> None:

@@ -45,6 +45,7 @@ def loosens(old: Config, new: Config) -> list[str]:
         *_networks(old.networks, new.networks),
         *_secrets(old.secrets, new.secrets),
         *(["secrets are read from another vault"] if new.vault not in (None, old.vault) else []),
+        *(["traces are sent to another place"] if new.telemetry.otlp not in (None, old.telemetry.otlp) else []),
         *_approvals(old.approvals, new.approvals),
         *_rules(old, new),
     ]
@@ -186,7 +187,7 @@ _SANDBOX: Mapping[str, Holds] = {
 def _settings(old: Config, new: Config) -> Iterator[str]:
     if old.environment != new.environment:
         yield f"the environment changes from {old.environment} to {new.environment}"
-    kept: Mapping[str, Holds] = {"approval_wait_seconds": _no_more, "retention_seconds": _no_shorter}
+    kept: Mapping[str, Holds] = {"approval_wait_seconds": _no_more, "retention_seconds": _no_shorter, "log": _any}
     yield from _changes("gateway", old.gateway, new.gateway, kept)
     yield from _changes("sandbox", old.sandbox, new.sandbox, _SANDBOX)
     if old.policy.default != new.policy.default and new.policy.default != "deny":

@@ -177,6 +177,7 @@ class Draft:
     base: Path
     file: Shaped[schema.ConfigFileTop]
     gateway: Shaped[schema.GatewaySection]
+    telemetry: Shaped[schema.TelemetrySection]
     policy: Shaped[schema.PolicySection]
     sandbox: Shaped[schema.SandboxSection]
     vault: Shaped[schema.VaultSection]
@@ -214,6 +215,7 @@ def read_draft(source: YamlSource, base: Path) -> Draft:
         base=base,
         file=shaped(schema.ConfigFileTop, source, ()),
         gateway=_section(schema.GatewaySection, source, "gateway"),
+        telemetry=_section(schema.TelemetrySection, source, "telemetry"),
         policy=_section(schema.PolicySection, source, "policy"),
         sandbox=_section(schema.SandboxSection, source, "sandbox"),
         vault=_section(schema.VaultSection, source, "vault"),

@@ -18,6 +18,7 @@ from ringfence.config.settings import (
     GatewaySettings,
     PolicySettings,
     SandboxSettings,
+    TelemetrySettings,
     TlsFiles,
     exposed,
     sealed,
@@ -88,6 +89,7 @@ def _config(text: str, file: str, path: Path, files: tuple[Path, ...], base: Pat
     _check_exposure(draft)
     read_rules = read_policy(draft)
     policy = read_rules.settings
+    telemetry = _telemetry(draft)
     contracts = {name: _contract(draft, name, found) for name, found in draft.capabilities.items()}
     problems = sorted({*read.problems, *draft.elsewhere})
     if problems:
@@ -105,6 +107,7 @@ def _config(text: str, file: str, path: Path, files: tuple[Path, ...], base: Pat
         networks=_networks(draft),
         secrets={name: _secret(draft, name, found.shape) for name, found in draft.secrets.items()},
         vault=_vault(draft),
+        telemetry=telemetry,
         places={name: _place(draft, found) for name, found in draft.secrets.items()},
         approvals={name: _approval(name, found.shape) for name, found in draft.approvals.items()},
         policy=policy,
@@ -171,7 +174,22 @@ def _gateway(draft: Draft) -> GatewaySettings:
         tuple(shape.trusted_proxy),
         None if shape.oidc is None else _issuer(shape.oidc, shape.url),
         {} if shape.oidc is None else {scope: tuple(names) for scope, names in shape.oidc.step_up.items()},
+        shape.log,
     )
+
+
+def _telemetry(draft: Draft) -> TelemetrySettings:
+    shape = draft.telemetry.shape
+    url = shape.otlp
+    if url == validators.FROM_ENVIRONMENT:
+        url = paths.otlp_endpoint()
+        try:
+            if url is None:
+                raise ValueError("neither OTEL_EXPORTER_OTLP_TRACES_ENDPOINT nor OTEL_EXPORTER_OTLP_ENDPOINT is set")
+            validators.otlp(url)
+        except ValueError as exc:
+            draft.problem((*draft.telemetry.where, "otlp"), str(exc))
+    return TelemetrySettings(url, shape.sample, shape.service or paths.service_name())
 
 
 def _issuer(shape: schema.OidcSection, url: str | None) -> Issuer:

@@ -1,6 +1,7 @@
 """Where things lie by default. The only file that reads the environment.
 
-The environment gives paths and nothing else: what the configuration file says, no variable changes.
+The environment gives paths, and what OpenTelemetry's own variables say where the configuration leaves it to them: what
+the configuration file says, no variable changes.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ import hashlib
 import os
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import unquote
 
 from ringfence.core.errors import ConfigError, Problem
 from ringfence.core.system import open_place
 
 CONFIG_NAME = "ringfence.yaml"
+TRACES_PATH = "/v1/traces"
+"""Where a collector takes traces, by OpenTelemetry's convention."""
 
 
 def default_paths() -> tuple[Path, ...]:
@@ -117,6 +121,26 @@ def _absolute(text: str) -> Path:
 def variable(name: str) -> str | None:
     """A variable that the configuration names as the source of a secret."""
     return os.environ.get(name)
+
+
+def otlp_endpoint() -> str | None:
+    """Where OpenTelemetry's own variables have traces sent, with its path."""
+    if whole := os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"):
+        return whole
+    base = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "").rstrip("/")
+    return f"{base}{TRACES_PATH}" if base else None
+
+
+def otlp_headers() -> tuple[tuple[str, str], ...]:
+    """What a collector wants to see in requests, as OpenTelemetry's own variables have it. It may be secret."""
+    said = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_HEADERS") or os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", "")
+    pairs = [each.partition("=") for each in said.split(",")]
+    return tuple((name.strip().lower(), unquote(value.strip())) for name, mark, value in pairs if mark and name.strip())
+
+
+def service_name() -> str:
+    """The name of this gateway in traces, if the configuration gives none."""
+    return os.environ.get("OTEL_SERVICE_NAME") or "ringfence"
 
 
 def colours() -> bool:

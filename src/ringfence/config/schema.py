@@ -104,6 +104,14 @@ class GatewaySection(Shape):
     tls: TlsSection | None = None
     trusted_proxy: list[Range] = []
     oidc: OidcSection | None = None
+    log: Literal["text", "json"] = "text"
+
+
+class TelemetrySection(Shape):
+    otlp: Annotated[str, AfterValidator(validators.otlp)] | None = None
+    sample: Annotated[float, Field(ge=0, le=1)] = 1.0
+    service: Text | None = None
+    meant: ClassVar[dict[str, str]] = {"endpoint": "otlp", "url": "otlp", "service_name": "service"}
 
 
 class PersonEntry(Shape):
@@ -448,6 +456,7 @@ class ConfigFileTop(Shape):
     networks: Any = None
     secrets: Any = None
     vault: Any = None
+    telemetry: Any = None
     approvals: Any = None
     policy: Any = None
     sandbox: Any = None
@@ -459,6 +468,7 @@ SECTIONS: dict[str, type[Shape]] = {
     "policy": PolicySection,
     "sandbox": SandboxSection,
     "vault": VaultSection,
+    "telemetry": TelemetrySection,
 }
 ENTRIES: dict[str, type[Shape]] = {
     "people": PersonEntry,

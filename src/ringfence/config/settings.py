@@ -60,6 +60,16 @@ class GatewaySettings:
     oidc: Issuer | None = None
     step_up: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Patterns of capabilities, by the scope that a token of the identity provider must have for them."""
+    log: Literal["text", "json"] = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetrySettings:
+    otlp: str | None = None
+    """Where spans are sent, with its path; None: none are made."""
+    sample: float = 1.0
+    """The share of traces that begin here."""
+    service: str = "ringfence"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +142,7 @@ class Config:
     policy: PolicySettings
     sandbox: SandboxSettings
     vault: VaultSpec | None = None
+    telemetry: TelemetrySettings = TelemetrySettings()
     agents: Mapping[str, AgentSpec] = field(default_factory=dict)
     """Who may call; without any, the local user's agent."""
     own_tools: bool = True

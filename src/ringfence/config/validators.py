@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 from urllib.parse import urlsplit
 
+from ringfence.config.paths import TRACES_PATH
 from ringfence.core.box import MIB, NetworkRule
 from ringfence.core.quoting import quoted
 from ringfence.core.sizes import parse_size
@@ -166,6 +167,18 @@ def url(text: str) -> str:
     if parts.fragment or re.search(r"\s", text):
         raise ValueError(f"{quoted(text)} is not the URL of a server")
     return text
+
+
+FROM_ENVIRONMENT = "env"
+"""In the place of a collector's address: OpenTelemetry's own variables say it."""
+
+
+def otlp(text: str) -> str:
+    """The address of a collector of traces, with its path."""
+    if text == FROM_ENVIRONMENT:
+        return text
+    parts = urlsplit(url(text))
+    return text if parts.path not in ("", "/") else f"{text.rstrip('/')}{TRACES_PATH}"
 
 
 def own_url(text: str) -> str:

@@ -317,6 +317,10 @@ _OPERATOR = {
     "registry_credentials": ("The registry requires credentials, or refuses the operator's.", "Log in again."),
     "bad_image": ("The image cannot be used.", "Read the message; use another image."),
     "install_failed": ("The installation failed.", "Read the message: it ends with the installer's own error."),
+    "no_telemetry": (
+        "Traces are wanted, and OpenTelemetry is not installed.",
+        "Install what the message names, or take `telemetry.otlp` out.",
+    ),
     # the host
     "no_backend": ("No backend can make boxes here.", "Run `ringfence host`."),
     "missing_protection": (

@@ -129,7 +129,9 @@ class CallState:
 
     def working(self, *, boxed: bool) -> AbstractContextManager[Call]:
         """While its server or box has it; `boxed`: a box of its own. Gives the call as it is sent on."""
-        return nullcontext(self.call) if self.watch is None else self.watch.working(self.call, boxed=boxed)
+        if self.watch is None or self.contract is None:
+            return nullcontext(self.call)
+        return self.watch.working(self.call, self.contract, boxed=boxed)
 
     def answered_by(self, answer: Answer) -> None:
         """It ran, and this came back of it."""

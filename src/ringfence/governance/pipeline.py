@@ -112,7 +112,7 @@ class Pipeline:
     def _state(self, call: Call) -> CallState:
         state = CallState(call, self.rules.environment, clean=self._guard.message)
         if self._watcher is not None:
-            state.watch = self._watcher.begin(call)
+            state.watch = self._watcher.begin(call, state.clean)
         return state
 
     async def _handle(self, call: Call, channel: Channel) -> Outcome:
