@@ -221,5 +221,5 @@ async def test_a_context_that_runs_is_ended_and_those_that_wait_have_another() -
         await asyncio.sleep(0.1)
         assert await box.remove_code_context("c") is True
         ended = await running
-        assert ended.status == "failed" and not ended.alive
+        assert ended.status == "killed" and not ended.alive
         assert (await waiting).text == "False"
