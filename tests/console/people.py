@@ -31,7 +31,9 @@ people:
   alice: {{roles: [manager], os_user: {USER}}}
   bob: {{roles: [manager]}}
   carl: {{roles: []}}
-  eve: {{roles: [manager], tenant: acme}}
+  dora: {{roles: [admin]}}
+  omar: {{roles: [auditor]}}
+  eve: {{roles: [manager, admin], tenant: acme}}
 agents:
   analyst: {{capabilities: ["*"], os_user: {USER}, person: carl}}
   visitor: {{capabilities: ["*"], tenant: acme}}

@@ -120,7 +120,7 @@ def test_every_page_fits_and_is_readable(served: Served, screen: Screen, width: 
     page = screen.page
     page.set_viewport_size({"width": width, "height": 740})
     page.emulate_media(color_scheme=scheme)
-    for path in ("approvals", "login", "nothing"):
+    for path in ("approvals", "live", "history", "sessions", "login", "nothing"):
         screen.open(path)
         assert screen.fits(), path
         ground, ink = (

@@ -128,6 +128,9 @@ class FakeBox:
     def memory(self) -> int:
         return 1000
 
+    def cpu_ms(self) -> float:
+        return 10.0 * self.begun
+
     def give_back(self) -> int | None:
         assert self.paused
         return self.gives_back

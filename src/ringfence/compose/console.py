@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from ringfence import config, identity
 from ringfence.audit.keys import PUBLIC, published
 from ringfence.compose.gateway import App
+from ringfence.compose.keeper import keeper_launch
 from ringfence.console.app import Console
 from ringfence.console.house import House
 from ringfence.core.model import DEFAULT_TENANT, IssuedToken
 from ringfence.front.http import HttpFront
 from ringfence.front.refusals import Refusal
+from ringfence.sandbox.keeper.client import KeeperClient
+from ringfence.sandbox.sessions.service import SessionService
 from ringfence.store.history import History
 
 LINK_SECONDS = 600
+_KEEPER_SECONDS = 20.0
 
 
 def make_console(app: App, front: HttpFront) -> Console:
@@ -31,8 +38,20 @@ def make_console(app: App, front: HttpFront) -> Console:
             refused=lambda reason, uid: front.refusals.count(Refusal("console", reason, uid)),
             history=History(app.store.folder, app.store.reader),
             is_ours=front.is_ours,
+            sessions=partial(_sessions, app),
         )
     )
+
+
+@asynccontextmanager
+async def _sessions(app: App) -> AsyncIterator[SessionService | None]:
+    """A connection of its own: a keeper stays as long as somebody is connected, and looking is no reason to stay."""
+    launch = keeper_launch(app.config.gateway.state, app.config.sandbox)
+    if not launch.folder.is_found():
+        yield None
+        return
+    async with KeeperClient.connect(launch, request_timeout=_KEEPER_SECONDS) as client:
+        yield client
 
 
 def _public_key() -> Ed25519PublicKey | None:

@@ -16,19 +16,20 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from ringfence.console import approvals, calls
+from ringfence.console import approvals, calls, sessions
 from ringfence.console.house import House
 from ringfence.console.live import Live
 from ringfence.console.logins import LASTS_SECONDS, Logins, Visitor
 from ringfence.console.page import HEADERS, page, static
 from ringfence.core.errors import RingfenceError
-from ringfence.core.model import Json, Person
+from ringfence.core.model import ADMIN, GuardedText, Json, Person
 from ringfence.core.record import dataclass
+from ringfence.governance.approvals import MOST_REASON
 from ringfence.identity import NotAdmitted
 from ringfence.identity.peers import PEER
 
 _MOST_BODY = 65_536
-_NAV = (("approvals", "Approvals"), ("live", "Live"), ("history", "History"))
+_NAV = (("approvals", "Approvals"), ("live", "Live"), ("history", "History"), ("sessions", "Sessions"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,20 @@ class Visit:
         }
         return page(template, {**about, **values}, status)
 
+    async def note(self, kind: str, body: Json) -> None:
+        """Put on record what this person does here, before it is done."""
+        who = {"person": self.person.name, "login": self.visitor.login.as_fact()}
+        await self.house.store.write(lambda tx: tx.append(kind, None, {**who, **body}), durable=True)
+
+    def reason(self) -> GuardedText:
+        """What they say of it, as it may go on record."""
+        return self.house.clean(self.given.get("reason", "").strip(), MOST_REASON)
+
+    def not_entitled(self, what: str) -> Response:
+        self.house.refused("not_entitled", self.request.scope.get(PEER))
+        text = f"Only people with the role {ADMIN} {what}. The configuration says who has it, under people."
+        return self.page("error.html", {"title": "Not yours to do", "text": text, "known": True}, 403)
+
     def back(self, path: str, notice: str = "") -> Response:
         """To a page, after a form."""
         self.visitor.notice = notice
@@ -70,8 +85,14 @@ _PAGES: tuple[tuple[re.Pattern[str], Page], ...] = (
     (re.compile(r"live"), calls.live),
     (re.compile(r"history"), calls.history),
     (re.compile(rf"calls/{_ID}"), calls.one),
+    (re.compile(r"sessions"), sessions.every),
+    (re.compile(rf"sessions/{_ID}"), sessions.one),
+    (re.compile(rf"sessions/{_ID}/file"), sessions.file),
 )
-_FORMS: tuple[tuple[re.Pattern[str], Page], ...] = ((re.compile(rf"approvals/{_ID}"), approvals.answered),)
+_FORMS: tuple[tuple[re.Pattern[str], Page], ...] = (
+    (re.compile(rf"approvals/{_ID}"), approvals.answered),
+    (re.compile(rf"sessions/{_ID}/stop"), sessions.stop),
+)
 
 
 class Console:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -11,6 +13,9 @@ from ringfence.core.record import dataclass
 from ringfence.identity import TokenCheck
 from ringfence.store import Store
 from ringfence.store.history import History
+
+if TYPE_CHECKING:
+    from ringfence.sandbox.sessions.service import SessionService
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +36,5 @@ class House:
     history: History
     is_ours: Callable[[bytes], bool]
     """Whether an `Origin` is our own address."""
+    sessions: Callable[[], AbstractAsyncContextManager[SessionService | None]]
+    """The keeper of sessions, for one request; None where there is none, as nobody has a session."""

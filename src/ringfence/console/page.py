@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from starlette.responses import HTMLResponse, Response
 
+from ringfence.console.charts import clock
 from ringfence.core import invisible
 from ringfence.core.errors import StoreError
 from ringfence.core.model import Person
@@ -48,7 +49,7 @@ def _templates() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        ago=ago, exact=exact, json=invisible.json_text, ms=ms, seen=seen, size=short_size, span=span
+        ago=ago, clock=clock, exact=exact, json=invisible.json_text, ms=ms, seen=seen, size=short_size, span=span
     )
     return environment
 

@@ -261,6 +261,10 @@ class ApprovalRule:
 
 
 EVERY_ROLE = frozenset({"*"})
+ADMIN = "admin"
+"""The role of people who may change what runs, in the console."""
+AUDITOR = "auditor"
+"""Who has this role alone reads, and answers nothing."""
 
 
 @plain
@@ -281,6 +285,19 @@ class Person:
     def holds(self, roles: tuple[str, ...]) -> bool:
         """Whether every entry of `roles` is satisfied; alternatives within an entry are joined by `|`."""
         return self.roles == EVERY_ROLE or all(self.roles & set(entry.split("|")) for entry in roles)
+
+    def may_answer(self, roles: tuple[str, ...]) -> bool:
+        """Whether they may answer what is asked of people with these roles."""
+        return self.holds(roles) and self.roles != {AUDITOR}
+
+    @property
+    def is_admin(self) -> bool:
+        return self.holds((ADMIN,))
+
+    @property
+    def is_of_all(self) -> bool:
+        """Whether they are of the gateway itself, not of one tenant of several."""
+        return self.roles == EVERY_ROLE or self.tenant == DEFAULT_TENANT
 
 
 @plain

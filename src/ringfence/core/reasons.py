@@ -231,7 +231,7 @@ _OPERATOR = {
         "Allow or deny it with a rule instead.",
     ),
     "approval_unproven": ("The log does not prove the approval.", "Run `ringfence audit verify`; ask again."),
-    "not_entitled": ("This person may not answer this question.", "Have someone answer who holds the role."),
+    "not_entitled": ("This person may not answer or do this.", "Have someone answer or do it who holds the role."),
     "not_pinned": ("The definition has not been accepted yet.", "Run `ringfence check --accept`."),
     "pin_changed": (
         "The definition is not the one that was accepted.",

@@ -298,6 +298,41 @@ class ProcessLogs:
 
 
 @plain
+class UsageSample:
+    """What a session used at one moment."""
+
+    at: float
+    cpu_ms: float
+    """Since it began."""
+    memory_bytes: int
+
+
+@plain
+class StepOutput:
+    """The end of what a step wrote."""
+
+    step: int
+    at: str
+    """When it was over."""
+    what: str
+    """The context of a cell, or the words of a command."""
+    ended: str
+    stdout: bytes
+    stderr: bytes
+
+
+@plain
+class SessionView:
+    """A session as people look at it."""
+
+    info: SessionInfo
+    samples: tuple[UsageSample, ...] = ()
+    """The oldest first."""
+    steps: tuple[StepOutput, ...] = ()
+    """The last ones, the oldest first; none where the session is to leave nothing."""
+
+
+@plain
 class Within:
     """The session that a call was carried out in, as far as it is known."""
 
@@ -459,6 +494,10 @@ class StayingBox(Protocol):
         ...
 
     def memory(self) -> int: ...
+
+    def cpu_ms(self) -> float:
+        """Processor time of everything that ran in it."""
+        ...
 
     def runs_on(self) -> bool:
         """Whether something that a step started goes on in it, or another step."""

@@ -141,7 +141,7 @@ class ApprovalTerms:
     def terms(self, requirement: Requirement) -> Json:
         """What an answer is bound to besides its call: the rules that ask for it, and who may give it."""
         rules = [self._rules.get(name, ApprovalRule(name)) for name in requirement.names]
-        able = [p for p in self._people.values() if p.holds(requirement.roles)]
+        able = [p for p in self._people.values() if p.may_answer(requirement.roles)]
         return {
             "rules": [
                 [r.name, r.when, sorted(r.roles), float(r.expires_seconds), r.self_approval, r.people] for r in rules
@@ -158,7 +158,7 @@ class ApprovalTerms:
         """The people who may answer, by name; None where there is only the local user."""
         if not self._people:
             return None
-        return [person.name for person in self._people.values() if person.holds(requirement.roles)]
+        return [person.name for person in self._people.values() if person.may_answer(requirement.roles)]
 
     def doubt(self, proof: ProvenApproval) -> str | None:
         """Why the answers in the log are not those of people who may give them; None if they are.
@@ -172,7 +172,7 @@ class ApprovalTerms:
         tenant = tenant_of(str(proof.question.get("principal")))
         for yes in proof.agreed if self._people else ():
             person = self._people.get(yes.person)
-            able = person is not None and person.holds(roles) and person.answers_for(tenant)
+            able = person is not None and person.may_answer(roles) and person.answers_for(tenant)
             if person is None or not able or (yes.person == asked_for and not own):
                 return f"{yes.person} may not answer it by the configuration in force"
             if yes.login is not None and yes.login.get("way") != "link":
@@ -367,6 +367,8 @@ def objection(approval: Approval, person: Person) -> str | None:
     if not person.holds(approval.roles):
         wanted = " and ".join(r.replace("|", " or ") for r in approval.roles)
         return f"{person.name} does not have the role that is required: {wanted}"
+    if not person.may_answer(approval.roles):
+        return f"{person.name} is an auditor, who reads and answers nothing"
     return None
 
 

@@ -32,6 +32,7 @@ from ringfence.core.sessions import (
     ProcessState,
     SessionInfo,
     SessionSpec,
+    SessionView,
     StepReport,
     Tell,
     Writing,
@@ -100,6 +101,12 @@ class Parrot:
 
     async def past(self, owner: Owner) -> Sequence[SessionInfo]:
         return [info for info in await self.list(owner) if info.state == "stopped"]
+
+    async def of_tenant(self, owner: Owner) -> Sequence[SessionInfo]:
+        return [info for info in self.sessions.values() if info.owner.tenant == owner.tenant]
+
+    async def view(self, owner: Owner, id: str) -> SessionView:
+        return SessionView(self._find(owner, id))
 
     async def state_of(self, owner: Owner, id: str) -> tuple[int, str, bool]:
         return self._find(owner, id).step, "0" * 64, False

@@ -77,6 +77,7 @@ async def test_every_verb_answers_as_the_house_does() -> None:
             "snapshot": (None,),
             "fork": (2,),
             "use_broker": ("somebody",),
+            "view": (),
         }
         for verb, arguments in asked.items():
             answers = []
@@ -88,6 +89,7 @@ async def test_every_verb_answers_as_the_house_does() -> None:
         others: dict[str, tuple[Any, ...]] = {
             "list": (),
             "past": (),
+            "of_tenant": (),
             "answer_substitution": ("somebody", 7, SubstitutionReply(("a",), {"A": "x"}, (("name", "value"),))),
             "snapshots": (),
             "remove_snapshot": ("snap-0",),

@@ -90,6 +90,29 @@ async def test_a_box_belongs_to_the_tenant_of_its_owner(here: FakeSessions) -> N
     assert here.backend.boxes[0].spec.tenant == "other"
 
 
+async def test_who_looks_after_a_tenant_sees_the_sessions_of_all_its_agents(here: FakeSessions) -> None:
+    mine, others, elsewhere = [await here.create(owner) for owner in (ME, COLLEAGUE, STRANGER)]
+    await here.manager.end(COLLEAGUE, others)
+    seen = await here.manager.of_tenant(Owner(ME.tenant, ""))
+    assert [(info.id, info.state) for info in seen] == [(others, "stopped"), (mine, "running")]
+    assert {info.id for info in await here.manager.of_tenant(Owner("", ""))} == {mine, others, elsewhere}
+    with pytest.raises(Refused):
+        await here.manager.view(Owner(ME.tenant, ""), mine)
+
+
+async def test_a_view_has_what_was_used_and_the_end_of_what_steps_wrote(here: FakeSessions) -> None:
+    box = await here.create()
+    await here.command(box, "say", "hello")
+    view = await here.manager.view(ME, box)
+    assert [(step.step, step.what, step.stdout) for step in view.steps] == [(1, "say hello", b"hello")]
+    assert [sample.memory_bytes for sample in view.samples] == [1000]
+    silent = await here.create(retain="none")
+    await here.command(silent, "say", "hello")
+    assert (await here.manager.view(ME, silent)).steps == ()
+    await here.manager.end(ME, box)
+    assert (await here.manager.view(ME, box)).info.state == "stopped"
+
+
 # ── Making them ──
 
 

@@ -91,6 +91,9 @@ function stop() { source?.close(); source = null; }
 document.addEventListener("visibilitychange", () => (document.hidden ? stop() : listen()));
 window.addEventListener("pagehide", stop);
 listen();
+// What no record tells of, such as the memory of a session, is looked at now and then.
+const every = Number(one("[data-every]")?.dataset.every ?? 0);
+if (every) setInterval(() => { if (!document.hidden) refresh(); }, every * 1000);
 
 // ── Keyboard ──
 

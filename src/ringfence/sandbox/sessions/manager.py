@@ -29,7 +29,7 @@ from ringfence.core.box import FileFact, Input, NetworkRule, Serve
 from ringfence.core.brokering import SubstitutionDenial, SubstitutionReply, SubstitutionRequest
 from ringfence.core.errors import Refused, RingfenceError, SetUpFailed, Unavailable, WorkProgress, unknown_session
 from ringfence.core.model import Recheck, always
-from ringfence.core.sessions import ForkProblem, Owner, SessionBackend, SessionInfo, SessionSpec
+from ringfence.core.sessions import ForkProblem, Owner, SessionBackend, SessionInfo, SessionSpec, SessionView
 from ringfence.sandbox.files.inputs import put_inputs
 from ringfence.sandbox.files.paths import parts_of, refusal
 from ringfence.sandbox.files.watch import Changed
@@ -202,6 +202,17 @@ class SessionManager:
     async def past(self, owner: Owner) -> builtins.list[SessionInfo]:
         mine = [info for info in self._journal.past.values() if info.owner == owner]
         return sorted(mine, key=lambda info: info.ended_at or "")
+
+    async def of_tenant(self, owner: Owner) -> builtins.list[SessionInfo]:
+        live = [each.info for each in self._sessions.values() if each.state != "stopped"]
+        every = [*sorted(self._journal.past.values(), key=lambda info: info.ended_at or ""), *live]
+        return [info for info in every if owner.tenant in ("", info.owner.tenant)]
+
+    async def view(self, owner: Owner, id: str) -> SessionView:
+        session = self._sessions.get(id)
+        if session is None or session.owner != owner:
+            return SessionView(self._past(owner, id))
+        return session.view
 
     # ── Creation and end ──
 

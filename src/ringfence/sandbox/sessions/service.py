@@ -25,6 +25,7 @@ from ringfence.core.sessions import (
     ProcessState,
     SessionInfo,
     SessionSpec,
+    SessionView,
     StepReport,
     Tell,
     Writing,
@@ -84,6 +85,17 @@ class SessionService(Protocol):
     @verb(changes=False, in_line=False)
     async def past(self, owner: Owner) -> Sequence[SessionInfo]:
         """Sessions that stopped within the last day, the latest last."""
+        ...
+
+    @verb(changes=False, in_line=False)
+    async def of_tenant(self, owner: Owner) -> Sequence[SessionInfo]:
+        """For people who look after them: the sessions of all agents of the owner's tenant, and of all tenants where
+        that is empty. Those that stopped within the last day come first."""
+        ...
+
+    @verb(changes=False, in_line=False)
+    async def view(self, owner: Owner, id: str) -> SessionView:
+        """A session with what it used over time and what its last steps wrote."""
         ...
 
     @verb(changes=False, in_line=False)

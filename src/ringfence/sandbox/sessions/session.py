@@ -37,6 +37,7 @@ from ringfence.core.sessions import (
     ProcessState,
     SessionInfo,
     SessionSpec,
+    SessionView,
     StartedCommand,
     State,
     StayingBox,
@@ -57,6 +58,7 @@ from ringfence.sandbox.sessions.concurrency import DetachedTasks, SharedLock, Us
 from ringfence.sandbox.sessions.contexts import Context, Contexts, cell_of
 from ringfence.sandbox.sessions.forwarding import Peer, PortForwards
 from ringfence.sandbox.sessions.journal import SessionJournal
+from ringfence.sandbox.sessions.observed import Observed
 from ringfence.sandbox.sessions.remote_secrets import RemoteSecrets
 from ringfence.sandbox.sessions.snapshots import FORK_PREFIX, Snapshot, Snapshots
 from ringfence.sandbox.sessions.volumes import VolumeMounts
@@ -130,6 +132,8 @@ class Session:
         self._idle: asyncio.TimerHandle | None = None
         self._reclaim: asyncio.TimerHandle | None = None
         self._given_back: int | None = None
+        self._observed = Observed()
+        self._next_look: asyncio.TimerHandle | None = None
         self._box: StayingBox | None = None
         self._workspace: Workspace | None = None
         self._frozen = False
@@ -189,6 +193,10 @@ class Session:
         )
 
     @property
+    def view(self) -> SessionView:
+        return SessionView(self.info, tuple(self._observed.samples), self._observed.steps)
+
+    @property
     def seconds_left(self) -> float:
         """Of its lifetime, not counting pauses."""
         return self._lifetime.left
@@ -235,6 +243,7 @@ class Session:
         self.state = "running"
         self._lifetime.start()
         self._used()
+        self._look()
         self._tasks.start(self._notice_end(box))
 
     async def _notice_end(self, box: StayingBox) -> None:
@@ -248,6 +257,22 @@ class Session:
         self.check_live()
         self._lifetime.set(lifetime_seconds)
         return self.info
+
+    # ── What people see of it ──
+
+    def _look(self) -> None:
+        """Note what it uses, now and again later: nothing of one that is paused changes."""
+        self._next_look = None
+        box = self._box
+        if self.state != "running" or box is None:
+            return
+        with suppress(OSError, KeyError):  # it is just going
+            self._observed.sample(time.time(), box.cpu_ms(), box.memory())
+        self._next_look = asyncio.get_running_loop().call_later(self._observed.seconds, self._look)
+
+    def _show(self, step: int, what: str, report: BoxReport) -> None:
+        if self.spec.retain != "none":
+            self._observed.step(step, what, report)
 
     # ── In use, idle ──
 
@@ -354,6 +379,8 @@ class Session:
                 self._paused.stop()
                 self._lifetime.start()
                 self._used()
+                if self._next_look is None:
+                    self._look()
                 self._shared.journal.note("resumed", self.id, self.owner, self.step)
 
     async def _ensure_running(self) -> None:
@@ -418,9 +445,10 @@ class Session:
         self._lifetime.stop()
         self._paused.stop()
         self._keep_memory()
-        if self._idle is not None:
-            self._idle.cancel()
-            self._idle = None
+        for timer in (self._idle, self._next_look):
+            if timer is not None:
+                timer.cancel()
+        self._idle = self._next_look = None
         trouble = [cause] if cause else []
         try:
             if self._box is not None:
@@ -491,6 +519,7 @@ class Session:
                     report = await context.run(interpreter, cell, whole.tell, shown)
                 finally:
                     kept = whole.over()
+        self._show(number, context.name, report.report)
         return StepReport(
             self.id, number, self._with_session_facts(report, before), context.name, fresh, self.state, kept
         )
@@ -536,6 +565,7 @@ class Session:
                 raise
             finally:
                 kept = whole.over()
+        self._show(number, " ".join(request.argv), report)
         return StepReport(
             self.id, number, self._with_session_facts(CellReport(report), before), state=self.state, whole=kept
         )

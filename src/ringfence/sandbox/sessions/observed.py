@@ -1,0 +1,54 @@
+"""What people are shown of a session while it lives: what it used over time, and what its last steps wrote.
+
+Both are kept in memory, and never much of them: of a long life there are fewer moments, not more.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from ringfence.core.box import BoxReport, Captured
+from ringfence.core.sessions import StepOutput, UsageSample, timestamp
+
+FIRST_SECONDS = 5.0
+"""Between two looks at a young session."""
+MOST_SAMPLES = 240
+_MOST_STEPS = 12
+_MOST_WORDS = 300
+_MOST_OUTPUT = 4_000
+"""Bytes of each stream of a step, the last ones."""
+
+
+class Observed:
+    """Of one session."""
+
+    def __init__(self) -> None:
+        self.samples: list[UsageSample] = []
+        self.seconds = FIRST_SECONDS
+        """Until the next look."""
+        self._steps: deque[StepOutput] = deque(maxlen=_MOST_STEPS)
+
+    @property
+    def steps(self) -> tuple[StepOutput, ...]:
+        return tuple(self._steps)
+
+    def sample(self, at: float, cpu_ms: float, memory_bytes: int) -> None:
+        """Note what it uses at a moment. Processor time never goes back, whatever was counted."""
+        before = self.samples[-1].cpu_ms if self.samples else 0.0
+        self.samples.append(UsageSample(at, max(before, cpu_ms), memory_bytes))
+        if len(self.samples) >= MOST_SAMPLES:
+            self.samples = [*self.samples[:-1:2], self.samples[-1]]
+            self.seconds *= 2
+
+    def step(self, number: int, what: str, report: BoxReport) -> None:
+        """Keep the end of what a step wrote."""
+        self._steps.append(
+            StepOutput(
+                number, timestamp(), what[:_MOST_WORDS], report.ended, _end_of(report.stdout), _end_of(report.stderr)
+            )
+        )
+
+
+def _end_of(captured: Captured) -> bytes:
+    """The last bytes that were captured, which are the last that were written."""
+    return (captured.tail if captured.truncated else captured.head + captured.tail)[-_MOST_OUTPUT:]
