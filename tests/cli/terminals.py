@@ -27,10 +27,10 @@ class Terminal:
     raw: bytes = b""
     shown: str = ""
 
-    def expect(self, text: str, timeout: float = 120.0) -> str:
-        """Wait until the text was shown."""
+    def expect(self, text: str, timeout: float = 120.0, times: int = 1) -> str:
+        """Wait until the text was shown, so many times in all."""
         deadline = time.monotonic() + timeout
-        while text not in self.shown:
+        while self.shown.count(text) < times:
             if time.monotonic() > deadline or not self._read(deadline):
                 raise AssertionError(f"no {text!r} on the terminal:\n{self.shown}")
         return self.shown

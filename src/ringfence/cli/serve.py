@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TextIO
+from typing import Literal, TextIO
 
 import anyio
 import anyio.abc
@@ -31,7 +31,7 @@ from ringfence.cli.terminal import foreign, safe
 from ringfence.compose.console import LINK_SECONDS, make_console, new_link
 from ringfence.compose.gateway import App
 from ringfence.config import Config, GatewaySettings
-from ringfence.config.settings import exposed
+from ringfence.config.checks import exposed
 from ringfence.core import own_ports, system
 from ringfence.core.model import Json
 from ringfence.front.http import HttpFront, Identify, MetricsPage
@@ -138,10 +138,11 @@ async def _tcp(app: App, at: GatewaySettings, demo: bool) -> None:
     token = identity.local_token(config.key_folder()) if needed else None
     # What reaches us over another address than loopback may come out of a box of ours, or through a proxy.
     by_account = config.is_loopback(at.host) and not at.trusted_proxy
-    app.http = HttpFront(app.front, _identify(app, token, by_account=by_account), LOOPBACK, port, at.url)
+    scheme: Literal["http", "https"] = "http" if tls is None else "https"
+    identify = _identify(app, token, by_account=by_account)
+    app.http = HttpFront(app.front, identify, LOOPBACK, port, at.url, scheme)
     host = f"[{address}]" if ":" in address else address
     mark = own_ports.announce(address, port)
-    scheme = "http" if tls is None else "https"
     base = at.url or f"{scheme}://{host}:{port}"
     announce(app, f"{base}/mcp", demo, token)
     await _tell_console(app, base)

@@ -19,8 +19,8 @@ from ringfence.config import schema, validators
 from ringfence.config.draft import Draft, Shaped
 from ringfence.config.folders import declared, real_path
 from ringfence.config.paths import resolve
-from ringfence.config.settings import SANDBOX_NETWORK
-from ringfence.config.validators import did_you_mean
+from ringfence.config.settings import SANDBOX_NETWORK, GatewaySettings
+from ringfence.config.validators import did_you_mean, is_loopback
 from ringfence.config.yaml import Where
 from ringfence.core import invisible, system
 from ringfence.core.box import CAN_DO_WITHOUT, MIB, TEMPLATES, Mount, within
@@ -807,3 +807,19 @@ def _unbuilt_sandbox(draft: Draft) -> None:
     for key in ("docker_image", "firecracker_kernel_path", "firecracker_rootfs_path"):
         if getattr(sandbox, key):
             _refuse(draft, (*where, key), key)
+
+
+def exposed(host: str, gateway: GatewaySettings, *, agents: bool) -> str | None:
+    """Why we do not listen at an address that others can reach, and what to write; None where nothing is missing."""
+    if is_loopback(host):
+        return None
+    lacking = []
+    if not agents:
+        lacking.append("agents: {NAME: {capabilities: [...]}}, so that callers show who they are")
+    if gateway.tls is None and not gateway.trusted_proxy:
+        lacking.append("gateway.tls: {cert: FILE, key: FILE}, or gateway.trusted_proxy: [ADDRESS] of what ends TLS")
+    if gateway.url is None:
+        lacking.append("gateway.url: https://NAME, the address that clients use")
+    if not lacking:
+        return None
+    return f"others can reach {host}; to listen there, write {'; and '.join(lacking)}; or use 127.0.0.1"

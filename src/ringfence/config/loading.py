@@ -20,7 +20,6 @@ from ringfence.config.settings import (
     SandboxSettings,
     TelemetrySettings,
     TlsFiles,
-    exposed,
     sealed,
 )
 from ringfence.config.validators import did_you_mean
@@ -212,7 +211,10 @@ def _check_exposure(draft: Draft) -> None:
     if {"listen", "tls", "trusted_proxy", "url", "oidc"} & draft.gateway.broken:
         return
     settings = _gateway(draft)
-    if settings.socket is None and (problem := exposed(settings.host, settings, agents=bool(draft.agents))) is not None:
+    if (
+        settings.socket is None
+        and (problem := checks.exposed(settings.host, settings, agents=bool(draft.agents))) is not None
+    ):
         draft.problem((*where, "listen"), problem)
     for key in ("tls", "trusted_proxy"):
         if getattr(shape, key) and settings.socket is not None:

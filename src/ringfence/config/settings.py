@@ -7,7 +7,6 @@ from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ringfence.config.validators import is_loopback
 from ringfence.core import canonical
 from ringfence.core.box import SetUp
 from ringfence.core.errors import Problem
@@ -159,22 +158,6 @@ class Config:
     """What rules are tested by. They decide nothing."""
     digest: str = ""
     """Of everything that matters to a call; comments and the order of keys do not."""
-
-
-def exposed(host: str, gateway: GatewaySettings, *, agents: bool) -> str | None:
-    """Why we do not listen at an address that others can reach, and what to write; None where nothing is missing."""
-    if is_loopback(host):
-        return None
-    lacking = []
-    if not agents:
-        lacking.append("agents: {NAME: {capabilities: [...]}}, so that callers show who they are")
-    if gateway.tls is None and not gateway.trusted_proxy:
-        lacking.append("gateway.tls: {cert: FILE, key: FILE}, or gateway.trusted_proxy: [ADDRESS] of what ends TLS")
-    if gateway.url is None:
-        lacking.append("gateway.url: https://NAME, the address that clients use")
-    if not lacking:
-        return None
-    return f"others can reach {host}; to listen there, write {'; and '.join(lacking)}; or use 127.0.0.1"
 
 
 def sealed(config: Config) -> Config:

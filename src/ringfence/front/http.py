@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -479,16 +479,23 @@ class HttpFront:
     """The ASGI application behind `/mcp`."""
 
     def __init__(
-        self, front: McpFront, identify: Identify, hosts: frozenset[str], port: int | None, url: str | None = None
+        self,
+        front: McpFront,
+        identify: Identify,
+        hosts: frozenset[str],
+        port: int | None,
+        url: str | None = None,
+        scheme: Literal["http", "https"] = "http",
     ) -> None:
         """`hosts` are names that we are called by; without a port, as over a unix socket, they stand alone. `url` is
-        our address as others know it."""
+        our address as others know it, and `scheme` what we speak ourselves."""
         self._front = front
         self._identify = identify
         self._url = url
         own = {host if port is None else f"{host}:{port}" for host in hosts}
         self._own = frozenset(own if url is None else {*own, url.partition("://")[2]})
-        self._origins = frozenset(f"{scheme}://{own}" for own in self._own for scheme in ("http", "https"))
+        origins = {f"{scheme}://{name}" for name in own}
+        self._origins = frozenset(origins if url is None else {*origins, url})
         self.sessions = HttpSessions(front)
         self._lasting: dict[anyio.CancelScope, Caller] = {}
         """Requests under way whose callers may be shut out meanwhile."""

@@ -112,6 +112,8 @@ def test_a_person_says_which_servers_they_want(project: Path) -> None:
         terminal.expect("start it in a box?")
         terminal.type("y\n")
         terminal.expect("server other")
+        # What is typed before the question is no answer to it.
+        terminal.expect("start it in a box?", times=2)
         terminal.type("n\n")
         terminal.expect("Accept these 3 tools?")
         terminal.type("y\n")

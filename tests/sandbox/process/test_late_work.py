@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ringfence.core.box import BoxReport, Limits, Ran, Stream
+from ringfence.core.model import Outcome, Status
 from ringfence.core.sessions import Cell, CellReport, Command, StaySpec
 from ringfence.governance.facts import _in_a_box, _of_box
 from ringfence.sandbox.process import interpreter as interpreters
@@ -281,7 +282,7 @@ def test_a_forged_end_has_its_sentence() -> None:
     forged = BoxReport("policy", signal=9, limit="wall", forged=True, wall_ms=1500.0)
 
     class Ended:
-        took_ms, reason_code = 1500.0, "forged"
+        took_ms, outcome = 1500.0, Outcome(Status.KILLED, "forged")
 
     said = _in_a_box(Ended, Ran(Limits(), forged))  # type: ignore[arg-type]
     assert said == "killed after 1.5 s: its interpreter said that it was done and went on (forged)"
