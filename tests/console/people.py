@@ -20,8 +20,10 @@ USER = identity.os_user()
 
 
 @contextmanager
-def serve(folder: Path, more: str = "") -> Iterator[gateways.Served]:
-    """`ringfence serve` with a help desk, an agent for each tenant, and people: one has the account of the gateway."""
+def serve(folder: Path, more: str = "", servers: str = "") -> Iterator[gateways.Served]:
+    """`ringfence serve` with a help desk, an agent for each tenant, and people: one has the account of the gateway.
+
+    `more`: further capabilities; `servers`: a further server."""
     with tooling.serve_fixture("helpdesk_server.py") as url:
         path = gateways.write(
             folder,
@@ -39,6 +41,7 @@ agents:
   visitor: {{capabilities: ["*"], tenant: acme}}
 servers:
   helpdesk: {{url: "{url}", pins: first_use}}
+  {servers}
 approvals: {{manager: {{roles: [manager]}}}}
 capabilities:
   search_docs: {{server: helpdesk, mode: read}}

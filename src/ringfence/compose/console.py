@@ -14,7 +14,7 @@ from ringfence.audit.keys import PUBLIC, published
 from ringfence.compose.gateway import App
 from ringfence.compose.keeper import keeper_launch
 from ringfence.console.app import Console
-from ringfence.console.house import House
+from ringfence.console.house import House, ServerDesk
 from ringfence.core.model import DEFAULT_TENANT, IssuedToken
 from ringfence.front.http import HttpFront
 from ringfence.front.refusals import Refusal
@@ -39,6 +39,13 @@ def make_console(app: App, front: HttpFront) -> Console:
             history=History(app.store.folder, app.store.reader),
             is_ours=front.is_ours,
             sessions=partial(_sessions, app),
+            desk=ServerDesk(
+                servers=lambda: app.config.servers,
+                contracts=lambda: app.pipeline.rules.catalog.every(),
+                pins=app.pins,
+                connected=lambda: {name: int(count) for (name,), count in app.pool.connected().items()},
+                accepted=app.refresh,
+            ),
         )
     )
 

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from ringfence.console import approvals, calls, sessions
+from ringfence.console import approvals, calls, servers, sessions
 from ringfence.console.house import House
 from ringfence.console.live import Live
 from ringfence.console.logins import LASTS_SECONDS, Logins, Visitor
@@ -29,7 +29,16 @@ from ringfence.identity import NotAdmitted
 from ringfence.identity.peers import PEER
 
 _MOST_BODY = 65_536
-_NAV = (("approvals", "Approvals"), ("live", "Live"), ("history", "History"), ("sessions", "Sessions"))
+_NAV = (
+    ("approvals", "Approvals"),
+    ("live", "Live"),
+    ("history", "History"),
+    ("sessions", "Sessions"),
+    ("servers", "Servers"),
+)
+
+_OF_THE_GATEWAY = ("servers", "isolation")
+"""Not of one tenant of several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +57,7 @@ class Visit:
     def page(self, template: str, values: Mapping[str, Any], status: int = 200) -> Response:
         notice, self.visitor.notice = self.visitor.notice, ""
         about = {
-            "nav": _NAV,
+            "nav": [each for each in _NAV if each[0] not in _OF_THE_GATEWAY or self.person.is_of_all],
             "person": self.person,
             "csrf": self.visitor.csrf,
             "waiting": approvals.count(self.house, self.person),
@@ -85,12 +94,15 @@ _PAGES: tuple[tuple[re.Pattern[str], Page], ...] = (
     (re.compile(r"live"), calls.live),
     (re.compile(r"history"), calls.history),
     (re.compile(rf"calls/{_ID}"), calls.one),
+    (re.compile(r"servers"), servers.every),
+    (re.compile(rf"servers/{_ID}"), servers.one),
     (re.compile(r"sessions"), sessions.every),
     (re.compile(rf"sessions/{_ID}"), sessions.one),
     (re.compile(rf"sessions/{_ID}/file"), sessions.file),
 )
 _FORMS: tuple[tuple[re.Pattern[str], Page], ...] = (
     (re.compile(rf"approvals/{_ID}"), approvals.answered),
+    (re.compile(rf"servers/{_ID}/accept"), servers.accept),
     (re.compile(rf"sessions/{_ID}/stop"), sessions.stop),
 )
 

@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from ringfence.core.model import GuardedText, Person
+from ringfence.core.errors import Refused
+from ringfence.core.model import Contract, GuardedText, Person, ServerSpec
 from ringfence.core.record import dataclass
+from ringfence.governance.pins import DefinitionPins
 from ringfence.identity import TokenCheck
 from ringfence.store import Store
 from ringfence.store.history import History
 
 if TYPE_CHECKING:
     from ringfence.sandbox.sessions.service import SessionService
+
+
+@dataclass(frozen=True, slots=True)
+class ServerDesk:
+    """The servers behind a gateway, what was accepted of them, and the contracts in force."""
+
+    servers: Callable[[], Mapping[str, ServerSpec]]
+    contracts: Callable[[], list[tuple[Contract, Refused | None]]]
+    """With why one leads to nothing that can be called."""
+    pins: DefinitionPins
+    connected: Callable[[], Mapping[str, int]]
+    """How many connections each has now."""
+    accepted: Callable[[], Awaitable[None]]
+    """To be awaited when something was accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,5 +52,6 @@ class House:
     history: History
     is_ours: Callable[[bytes], bool]
     """Whether an `Origin` is our own address."""
+    desk: ServerDesk
     sessions: Callable[[], AbstractAsyncContextManager[SessionService | None]]
     """The keeper of sessions, for one request; None where there is none, as nobody has a session."""

@@ -308,6 +308,11 @@ class Catalog:
         """Whether there is a capability of this name, offered or not."""
         return name in self._contracts
 
+    def every(self) -> list[tuple[Contract, Refused | None]]:
+        """All contracts, in the order of the configuration, and why one leads to nothing that can be called."""
+        found = ((contract, self._usable[name]) for name, contract in self._contracts.items())
+        return [(contract, usable if isinstance(usable, Refused) else None) for contract, usable in found]
+
     def offered(self, environment: str) -> list[Capability]:
         """What may be called in this environment, in the order of the configuration."""
         return [

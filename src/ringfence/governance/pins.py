@@ -16,6 +16,7 @@ from ringfence.core import canonical
 from ringfence.core.errors import StoreError
 from ringfence.core.model import Contract, Definition, Json, ServerSpec, Transport
 from ringfence.governance.contract import GONE, Standing
+from ringfence.governance.drift import Drift
 from ringfence.governance.guard import Guard
 from ringfence.governance.rulebook import allowed_item
 from ringfence.store import FIRST_USE, PinRow, Store, Transaction
@@ -98,6 +99,17 @@ class DefinitionPins:
         """What a server shows, as far as it can be offered; None as long as it was not asked."""
         found = self._shown.get(server)
         return None if found is None else list(found.values())
+
+    def unfit(self, server: str) -> list[str]:
+        """What was wrong with definitions of a server that are left out."""
+        return list(self._unfit.get(server, ()))
+
+    def drifts(self, server: str) -> list[Drift]:
+        """What the configuration offers, as the server shows it, and nobody accepted."""
+        accepted = {(row.definition.kind, row.definition.name): row.definition for row in self.accepted(server)}
+        used = self.uses(server)
+        found = [Drift(each, accepted.get((each.kind, each.name))) for each in self.shown(server) or () if used(each)]
+        return [each for each in found if each.old is None or each.old.digest != each.new.digest]
 
     def pinned(self) -> Pinned:
         rows = self._store.reader().accepted(self._servers)
