@@ -589,10 +589,10 @@ def python(app: App) -> str:
 async def test_a_reload_changes_the_limits_of_boxes(tmp_path: Path) -> None:
     boxing.need_boxes()
     async with opened(tmp_path) as app:
-        before = app.front.listing.digest()
+        before = await app.front.listing.digest()
         app.config.path.write_text(text() + "sandbox: {max_memory_mb: 64, default_timeout_seconds: 3}\n")
         await app.reload(asked=False)
-        assert app.front.listing.digest() != before
+        assert await app.front.listing.digest() != before
         assert "3 s, 64 MiB of memory" in python(app)
         greedy = await call(app, "execute_python", code="x = b'x' * (120 << 20)\nwhile True: pass")
         assert (greedy.status, greedy.reason_code) == ("killed", "memory")

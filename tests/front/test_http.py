@@ -331,6 +331,27 @@ async def test_an_answer_finds_its_question(tmp_path: Path) -> None:
             await session.send_raw_request("ping", None)
 
 
+async def test_a_question_ends_with_the_stream_on_which_its_answer_was_to_be_waited_for(tmp_path: Path) -> None:
+    async with fronted(tmp_path) as made:
+        session, browser, client = opened(made), Browser(), Client()
+        exchange = HttpExchange(1, None, session, browser.send)
+        out: list[MCPError] = []
+
+        async def ask() -> None:
+            with pytest.raises(MCPError) as ended:
+                await exchange.send_raw_request("elicitation/create", {"message": "Well?"})
+            out.append(ended.value)
+
+        with exchange.attended(client, None):
+            async with anyio.create_task_group() as group:
+                group.start_soon(ask)
+                group.start_soon(ask)
+                await tooling.until(lambda: len(browser.told) == 2)
+                client.gone.set()
+        assert [str(each) for each in out] == ["it closed the stream of its call"] * 2
+        assert (session._questions, exchange.to_tell) == ({}, set())
+
+
 async def test_a_call_is_cancelled_by_its_own_id(tmp_path: Path) -> None:
     async with fronted(tmp_path) as made:
         session = opened(made)

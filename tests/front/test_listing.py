@@ -123,14 +123,14 @@ async def test_a_definition_with_keys_that_would_look_the_same_is_not_offered(tm
 
 async def test_a_new_rulebook_shows_at_once(tmp_path: Path) -> None:
     async with shelved(tmp_path, Said()) as (shelf, way):
-        before = shelf.digest()
+        before = await shelf.digest()
         assert shelf.tools() is shelf.tools(), "made once per rulebook"
         way.pipeline.rules = rulebook(Said(contracts=(contract("echo"), contract("more"))), way.store)
         assert [tool["name"] for tool in shelf.tools()] == ["echo", "more"]
-        changed = shelf.digest()
+        changed = await shelf.digest()
         assert changed != before
         way.pipeline.rules = rulebook(Said(), way.store)
-        assert shelf.digest() == before
+        assert await shelf.digest() == before
 
 
 async def test_only_tools_that_want_headers_have_a_header_schema(tmp_path: Path) -> None:
@@ -150,6 +150,29 @@ async def test_a_prompt_whose_name_is_a_secret_is_not_offered(tmp_path: Path) ->
         way.pipeline.rules = swapped(way.pipeline.rules, ServerSpec("desk", prompts=("*",)), prompts=known)
         assert shelf.prompts() == [{"name": "fine"}, {"name": "said", "title": "[redacted]"}]
         assert shelf.prompt(f"leak-{secret}") is None
+
+
+async def test_prompts_are_cleaned_once_beside_the_loop_and_again_when_there_is_a_new_secret(tmp_path: Path) -> None:
+    async with shelved(tmp_path, Said()) as (shelf, way):
+        looked: list[str] = []
+        known_now: tuple[Secret, ...] = (Secret("token", "s3cr3t-Tok3n-value-ABCDEFGH-9876543210"),)
+
+        class Watched(TenantRedactor):
+            def matches(self, data: bytes) -> bool:
+                looked.append(threading.current_thread().name)
+                return super().matches(data)
+
+        way.pipeline._guard.redactor = Watched(lambda: known_now)
+        known = (prompt("desk", "one"), prompt("desk", "two", title="a-second-secret-0123456789"))
+        way.pipeline.rules = swapped(way.pipeline.rules, ServerSpec("desk", prompts=("*",)), prompts=known)
+        await shelf.prepare_prompts()
+        seen = len(looked)
+        assert seen and threading.main_thread().name not in looked
+        assert [shelf.prompts()[1], shelf.prompt("two")] == [known[1].body, ("desk", "two")]
+        await shelf.prepare_prompts()
+        assert len(looked) == seen
+        known_now = (*known_now, Secret("other", "a-second-secret-0123456789"))
+        assert shelf.prompts()[1]["title"] == "[redacted]"
 
 
 async def test_a_prompt_that_two_servers_have_is_preceded_by_its_servers_name(tmp_path: Path) -> None:
@@ -379,10 +402,10 @@ async def test_each_agent_is_shown_what_it_may_call_and_nothing_else(tmp_path: P
         assert shelf.prompts(principal=BOB) == []
         assert await shelf.resources(ALICE, templates=False) == [] and lists.asked == 0
         assert [item["uri"] for item in await shelf.resources(BOB, templates=False)] == ["test://b/1"]
-        before = shelf.digest()
+        before = await shelf.digest()
         fewer = {**said.agents, "bob": AgentSpec("bob")}
         way.pipeline.rules = replace(way.pipeline.rules, permissions=Permissions(fewer, "development"))
-        assert shown(BOB) == [] and shelf.digest() != before
+        assert shown(BOB) == [] and await shelf.digest() != before
 
 
 async def test_a_rule_about_one_agent_takes_our_own_tool_off_its_list_alone(tmp_path: Path) -> None:

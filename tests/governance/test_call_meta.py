@@ -134,6 +134,8 @@ async def test_what_nobody_is_asked_for_carries_its_baggage(tmp_path: Path) -> N
 class Known:
     """A redactor that knows one value."""
 
+    basis = None
+
     def matches(self, data: bytes) -> bool:
         return b"hunter2" in data
 
@@ -142,7 +144,7 @@ class Known:
     def marked(self, text: str) -> tuple[str, dict[str, int]]:
         return self.redact(text)
 
-    def redact(self, text: str) -> tuple[str, dict[str, int]]:
+    def redact(self, text: str, most: int | None = None) -> tuple[str, dict[str, int]]:
         clean = text.replace("hunter2", "[redacted]")
         return clean, {"secret": 1} if clean != text else {}
 

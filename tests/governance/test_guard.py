@@ -29,6 +29,8 @@ TYPED = definition("search_docs", "docs", outputSchema={"type": "object", "requi
 class Known:
     """Stands in for the vault: knows one secret by its value."""
 
+    basis = None
+
     def matches(self, data: bytes) -> bool:
         return b"hunter2" in data
 
@@ -40,7 +42,7 @@ class Known:
     def marked(self, text: str) -> tuple[str, Mapping[str, int]]:
         return self.redact(text)
 
-    def redact(self, text: str) -> tuple[str, Mapping[str, int]]:
+    def redact(self, text: str, most: int | None = None) -> tuple[str, Mapping[str, int]]:
         found = text.count("hunter2")
         return text.replace("hunter2", "[secret]"), {"token": found} if found else {}
 
@@ -87,7 +89,7 @@ class Counting(Known):
     def marked(self, text: str) -> tuple[str, Mapping[str, int]]:
         return self.redact(text)
 
-    def redact(self, text: str) -> tuple[str, Mapping[str, int]]:
+    def redact(self, text: str, most: int | None = None) -> tuple[str, Mapping[str, int]]:
         self.searched += len(text)
         return super().redact(text)
 
@@ -98,6 +100,22 @@ def test_a_long_message_costs_what_is_shown_of_it_and_a_little_more() -> None:
     shown = guard.message(("hunter2 " + "plain " * 20) * 100_000)
     assert shown.startswith("[secret] plain") and "hunter" not in shown
     assert counting.searched < 1_000_000
+
+
+def test_a_message_full_of_texts_in_the_shape_of_secrets_goes_whole_and_nobody_asks_which_they_were() -> None:
+    asked: list[str] = []
+
+    class Asked(TenantRedactor):
+        def secrets(self, text: str) -> Mapping[str, int]:
+            asked.append(text)
+            return super().secrets(text)
+
+    guard = Guard(Schemas().result_problem, Asked(lambda: ()))
+    keys = [f"AKIAIOSFODNN7{number:07}".translate(str.maketrans("0189", "GHJK")) for number in range(60)]
+    for end in ("", "\x1b[2J", "." * 5000):
+        assert guard.message(" ".join(keys) + end) == "[redacted]"
+        assert guard.message(" ".join(keys[:40]) + end).count("[redacted]") == 40
+    assert not asked
 
 
 def test_many_keys_that_look_alike_once_cleaned_stay_apart() -> None:
@@ -520,7 +538,7 @@ def test_a_secret_cannot_be_hidden_behind_a_selector_that_is_kept() -> None:
         def marked(self, text: str) -> tuple[str, Mapping[str, int]]:
             return self.redact(text)
 
-        def redact(self, text: str) -> tuple[str, Mapping[str, int]]:
+        def redact(self, text: str, most: int | None = None) -> tuple[str, Mapping[str, int]]:
             return text.replace("tok1234", "[secret]"), {"token": 1} if "tok1234" in text else {}
 
         def matches(self, data: bytes) -> bool:

@@ -30,7 +30,7 @@ from ringfence.core.model import (
     ServerSpec,
     Status,
 )
-from ringfence.governance import approvals
+from ringfence.governance import approvals, guard
 from ringfence.governance.guard import ONLY_FIELDS
 from ringfence.governance.rulebook import implicit_contract
 from ringfence.sandbox.tools.toolkit import SERVER
@@ -123,6 +123,28 @@ async def test_what_a_server_lists_is_read_from_it_like_anything_else(
             outcome = await way.pipeline.handle(made, Client())
             assert (outcome.status, outcome.facts["effect"]) == (Status.SUCCESS, Effect.NONE)
             assert outcome.facts.get("effect_basis") == basis
+
+
+@pytest.mark.parametrize(("mode", "effect"), [("read", Effect.NONE), ("write", Effect.UNKNOWN)])
+async def test_a_result_that_cannot_be_searched_in_time_is_withheld(
+    mode: str, effect: Effect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "_INSPECTION_SECONDS", 0.1)
+    long = {"content": [{"type": "text", "text": "x" * 100_000}]}
+    said = Said(contracts=(contract("echo", mode=mode, timeout_seconds=1),), server=SHUT_IN)
+    go = threading.Event()
+    async with governed(tmp_path, said, [long]) as way, anyio.create_task_group() as group:
+        group.start_soon(way.pipeline._guard.aside.do, "desk", go.wait)  # something else of the same server
+        try:
+            turns = way.pipeline._guard.aside._turns
+            await tooling.until(lambda: "desk" in turns and turns["desk"].locked())
+            outcome = await way.call("echo", {"text": "x"})
+        finally:
+            go.set()
+        assert (outcome.status, outcome.reason_code, outcome.facts["effect"]) == (Status.TIMEOUT, "timeout", effect)
+        assert outcome.result is None and "could not be searched" in str(outcome.message)
+        assert way.kinds(outcome.facts["call_id"]) == ["started", "finished"]
+        assert (await way.call("echo", {"text": "x"})).status is Status.SUCCESS
 
 
 def durable_writes(monkeypatch: pytest.MonkeyPatch) -> list[bool]:

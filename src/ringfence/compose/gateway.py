@@ -390,9 +390,9 @@ class App:
 
     async def refresh(self) -> None:
         """Rebuild what is offered and tell clients if it is different."""
-        before = self.front.listing.digest()
+        before = await self.front.listing.digest()
         await self._enforce()
-        if self.front.listing.digest() != before:
+        if await self.front.listing.digest() != before:
             await self._tell(None, "notifications/tools/list_changed", {})
             await self._tell(None, "notifications/prompts/list_changed", {})
 
@@ -405,7 +405,7 @@ class App:
             tracing = tracing_of(settings.telemetry)
         body = {"cause": cause, "digest": settings.digest, "before": self.config.digest}
         await self.store.write(lambda tx: tx.append("reload", None, body), durable=True)
-        before = self.front.listing.digest()
+        before = await self.front.listing.digest()
         self.secrets = secrets
         self._guard.redactor = secrets.shown
         if settings.telemetry != self.config.telemetry:
@@ -424,7 +424,7 @@ class App:
         if self._executor is not None:
             await self._executor.hold_tightened(self._executors)
         await self.connect(settings.servers)
-        if self.front.listing.digest() != before:
+        if await self.front.listing.digest() != before:
             await self._tell(None, "notifications/tools/list_changed", {})
         log.info("configuration reloaded (%s)", cause)
 

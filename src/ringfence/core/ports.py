@@ -143,6 +143,11 @@ class Launcher(Protocol):
 class Redactor(Protocol):
     """Removes what must not be seen."""
 
+    @property
+    def basis(self) -> object:
+        """The very same object as long as the same is removed."""
+        ...
+
     def matches(self, data: bytes) -> bool:
         """Whether `redact` would remove anything."""
         ...
@@ -151,8 +156,9 @@ class Redactor(Protocol):
         """Whether a known secret stands in it, whatever else has the shape of one."""
         ...
 
-    def redact(self, text: str) -> tuple[str, Mapping[str, int]]:
-        """The text without secrets, and how often each rule matched."""
+    def redact(self, text: str, most: int | None = None) -> tuple[str, Mapping[str, int]]:
+        """The text without secrets, and how often each rule matched. One with more than `most` pieces to remove goes
+        whole: each takes time."""
         ...
 
     def marked(self, text: str) -> tuple[str, Mapping[str, int]]:

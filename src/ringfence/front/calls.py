@@ -21,5 +21,9 @@ class CallPipeline(Protocol):
     async def withdrawn(self, call: Call) -> None:
         """Put a call on record that its caller took back before it was begun."""
 
+    @property
+    def cleaning(self) -> object:
+        """The very same object as long as `listed` takes the same out."""
+
     def listed(self, item: Json) -> Json:
         """An entry of a server's list, as a client may see it."""

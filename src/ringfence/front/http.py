@@ -32,7 +32,7 @@ from mcp.shared.inbound import (
 )
 from mcp.shared.message import ServerMessageMetadata
 from mcp.shared.transport_context import TransportContext
-from mcp_types import HEADER_MISMATCH, INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR
+from mcp_types import CONNECTION_CLOSED, HEADER_MISMATCH, INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR
 from starlette.types import Message, Receive, Scope, Send
 
 from ringfence.core import canonical
@@ -112,6 +112,8 @@ class HttpExchange:
         self._send = send
         self._streaming = False
         self._over = False
+        self.to_tell: set[anyio.Event] = set()
+        """Set when the client goes away: of what waits for it, which can no longer get an answer."""
         self._timer: asyncio.TimerHandle | None = None
         self._pinging: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -199,6 +201,8 @@ class HttpExchange:
             pass
         if not self._over:
             self._over = True
+            for waiting in self.to_tell:
+                waiting.set()
             if scope is not None:
                 self.cancel_requested.set()
                 scope.cancel()
@@ -241,6 +245,7 @@ class HttpSession:
         )
         self.in_flight: dict[Any, tuple[anyio.CancelScope, HttpExchange]] = {}
         self._questions: dict[str, tuple[anyio.Event, list[Json]]] = {}
+        """What is asked, by id: set when it is over, and the answer, where there is one."""
         self._outbox: MemoryObjectSendStream[Json]
         self._inbox: MemoryObjectReceiveStream[Json]
         self._outbox, self._inbox = anyio.create_memory_object_stream[Json](_BACKLOG)
@@ -291,11 +296,15 @@ class HttpSession:
         answered = anyio.Event()
         box: list[Json] = []
         self._questions[ident] = (answered, box)
+        exchange.to_tell.add(answered)
         try:
             await exchange.emit({"jsonrpc": "2.0", "id": ident, "method": method, "params": dict(params or {})})
             await answered.wait()
         finally:
+            exchange.to_tell.discard(answered)
             del self._questions[ident]
+        if not box:
+            raise MCPError(CONNECTION_CLOSED, "it closed the stream of its call")
         reply = box[0]
         error = reply.get("error")
         if isinstance(error, dict):

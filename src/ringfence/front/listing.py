@@ -37,6 +37,8 @@ _SHOWN = 200
 @dataclass(frozen=True, slots=True)
 class _Offer:
     rules: Rulebook
+    cleaning: object
+    """What was taken out of what servers say."""
     tools: dict[str, list[Json]]
     """By the revision that a client speaks."""
     header_schemas: dict[str, Json]
@@ -44,8 +46,19 @@ class _Offer:
     """Tools of ours that take a session."""
 
 
-def _offer(rules: Rulebook, clean: Callable[[Json], Json], principal: Principal | None) -> _Offer:
+@dataclass(frozen=True, slots=True)
+class _Prompts:
+    rules: Rulebook
+    cleaning: object
+    names: dict[str, tuple[str, str]]
+    """(server, the server's own name) by the name under which it is offered."""
+    listed: dict[str, list[tuple[tuple[str, str], Json]]]
+    """Whose each is, and its entry, by the revision that a client speaks."""
+
+
+def _offer(pipeline: CallPipeline, principal: Principal | None) -> _Offer:
     """What this principal is offered; None: what anyone is."""
+    rules, cleaning, clean = pipeline.rules, pipeline.cleaning, pipeline.listed
     permission = UNLIMITED if principal is None else rules.permissions.of(principal)
     as_agent = principal or Principal(LOCAL_AGENT)
     tools: dict[str, list[Json]] = {version: [] for version in entries.REVISIONS}
@@ -76,7 +89,7 @@ def _offer(rules: Rulebook, clean: Callable[[Json], Json], principal: Principal 
             fitting = _fitting("tool", body, capability.definition.server, version)
             if fitting is not None:
                 shown.append(fitting)
-    return _Offer(rules, tools, header_schemas, frozenset(in_sessions))
+    return _Offer(rules, cleaning, tools, header_schemas, frozenset(in_sessions))
 
 
 def _shown(clean: Callable[[Json], Json], definition: Definition) -> Json | None:
@@ -171,6 +184,7 @@ class Listing:
         """How many resources of each server were left out of its last list."""
         self._offered: dict[str | None, _Offer] = {}
         """By agent; None: all that is offered to anyone."""
+        self._prompts: _Prompts | None = None
         self._checking = anyio.CapacityLimiter(1)
         self.has_sessions: Callable[[], bool] = lambda: False
         """What sessions left are resources, too."""
@@ -187,44 +201,61 @@ class Listing:
         return tool in self._offer().in_sessions
 
     def _offer(self, principal: Principal | None = None) -> _Offer:
-        """Made once per rulebook and declared agent: the list is asked for far more often than it changes."""
-        rules = self._pipeline.rules
+        """Made once per rulebook, known secrets and declared agent: the list is asked for far more often than it
+        changes."""
+        rules, cleaning = self._pipeline.rules, self._pipeline.cleaning
         if not rules.permissions.declared:
             principal = None
         elif principal is not None and rules.permissions.of(principal).refusal is not None:
-            return _Offer(rules, {version: [] for version in entries.REVISIONS}, {}, frozenset())
+            return _Offer(rules, None, {version: [] for version in entries.REVISIONS}, {}, frozenset())
         place = None if principal is None else principal.agent
         found = self._offered.get(place)
-        if found is None or found.rules is not rules:
-            if any(each.rules is not rules for each in self._offered.values()):
-                self._offered = {}
-            found = self._offered[place] = _offer(rules, self._pipeline.listed, principal)
+        if found is None or found.rules is not rules or found.cleaning is not cleaning:
+            current = {name: each for name, each in self._offered.items() if each.rules is rules}
+            self._offered = {name: each for name, each in current.items() if each.cleaning is cleaning}
+            found = self._offered[place] = _offer(self._pipeline, principal)
         return found
 
     def prompts(self, version: str = MODERN, principal: Principal | None = None) -> list[Json]:
-        names = self._prompt_names()
-        prompts = self._pipeline.rules.prompts
         permission = UNLIMITED if principal is None else self._pipeline.rules.permissions.of(principal)
-        clean = self._pipeline.listed
-        out: list[Json] = []
-        for name, key in names.items():
-            if not permission.uses(*key):
-                continue
-            body = _shown(clean, prompts[key])
-            fitting = None if body is None else _fitting("prompt", {**body, "name": name}, key[0], _revision(version))
-            if fitting is not None:
-                out.append(fitting)
-        return out
+        return [body for key, body in self._offered_prompts().listed[_revision(version)] if permission.uses(*key)]
 
     def prompt(self, name: str) -> tuple[str, str] | None:
         """(server, the server's own name) of an offered prompt."""
-        return self._prompt_names().get(name)
+        return self._offered_prompts().names.get(name)
 
-    def _prompt_names(self) -> dict[str, tuple[str, str]]:
+    async def prepare_prompts(self) -> None:
+        """What servers say of their prompts is cleaned beside the loop, once for each rulebook, before it is needed."""
+        if self._current_prompts() is None:
+            self._prompts = await anyio.to_thread.run_sync(self._prompts_now, limiter=self._checking)
+
+    def _current_prompts(self) -> _Prompts | None:
+        found, pipeline = self._prompts, self._pipeline
+        current = found is not None and found.rules is pipeline.rules and found.cleaning is pipeline.cleaning
+        return found if current else None
+
+    def _offered_prompts(self) -> _Prompts:
+        found = self._current_prompts()
+        if found is None:
+            found = self._prompts = self._prompts_now()
+        return found
+
+    def _prompts_now(self) -> _Prompts:
+        rules, cleaning = self._pipeline.rules, self._pipeline.cleaning
+        names = self._prompt_names(rules)
+        listed: dict[str, list[tuple[tuple[str, str], Json]]] = {version: [] for version in entries.REVISIONS}
+        for name, key in names.items():
+            body = _shown(self._pipeline.listed, rules.prompts[key])
+            for version, entry in listed.items() if body is not None else ():
+                fitting = _fitting("prompt", {**(body or {}), "name": name}, key[0], version)
+                if fitting is not None:
+                    entry.append((key, fitting))
+        return _Prompts(rules, cleaning, names, listed)
+
+    def _prompt_names(self, rules: Rulebook) -> dict[str, tuple[str, str]]:
         """Offered names. A prompt is preceded by its server's name where two servers have it, or names that look like
         it, and where its own name begins like that of another server: what is offered as SERVER.NAME is that server's,
         whoever else says so."""
-        rules = self._pipeline.rules
         keys = [k for k in rules.prompts if k[0] in rules.servers and allowed_item(rules.servers[k[0]], "prompt", k[1])]
         # A name is sent back as it was shown.
         keys = [key for key in keys if invisible.name(key[1]) == key[1] and self._shows(key[1])]
@@ -321,6 +352,7 @@ class Listing:
             self._owners = {place: owner for place, owner in self._owners.items() if owner != server}
             self._learnt[server] = 0
 
-    def digest(self) -> str:
+    async def digest(self) -> str:
         """Changes when what a client would be shown changes."""
+        await self.prepare_prompts()
         return canonical.digest([self.tools(), self.prompts(), self._pipeline.rules.permissions.digest])

@@ -203,6 +203,7 @@ class McpFront:
         name = params.get("name")
         if not isinstance(name, str):
             raise MCPError(INVALID_PARAMS, "name must be a string")
+        await self.listing.prepare_prompts()
         server, own = self.listing.prompt(name) or (None, name)
         wanted: Json = {"name": own}
         arguments = params.get("arguments")
@@ -219,6 +220,7 @@ class McpFront:
         ref = ref if isinstance(ref, dict) else {}
         server: str | None = None
         if ref.get("type") == "ref/prompt":
+            await self.listing.prepare_prompts()
             found = self.listing.prompt(str(ref.get("name")))
             if found is not None:
                 server, params["ref"] = found[0], {**ref, "name": found[1]}
@@ -297,6 +299,7 @@ class McpFront:
         return {"tools": self.listing.tools(asked.version, inbound.principal)}
 
     async def _list_prompts(self, asked: ClientRequest, inbound: Inbound) -> Json:
+        await self.listing.prepare_prompts()
         return {"prompts": self.listing.prompts(asked.version, inbound.principal)}
 
     async def _list_resources(self, asked: ClientRequest, inbound: Inbound) -> Json:

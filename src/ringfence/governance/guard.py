@@ -8,6 +8,7 @@ that describes a tool, they are escaped instead, so that nothing looks like what
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import logging
@@ -47,6 +48,8 @@ _MOST_HITS = 1000
 _MOST_FOUND = 2000
 """Pieces that look like secrets in all texts of one value, which is withheld whole if there are more. One costs about
 half a millisecond, and of what is left of so many no reader would miss anything."""
+_MOST_IN_MESSAGE = 50
+"""Such pieces in a message, which is withheld whole if there are more: it is searched while others wait."""
 _MOST_JUDGED = 500
 """Pieces that may be missing in what a person is to judge. Each takes time in which others wait to be shown theirs."""
 _SPEAKER = "ringfence/server"
@@ -57,6 +60,9 @@ _LONG = 65_536
 """Bytes. What is longer is searched in a thread, so that other calls are not held up."""
 _DEAR = 4096
 """Bytes. So is what is longer than this and has something in it that goes, each piece of which costs."""
+_INSPECTION_SECONDS = 10.0
+"""What is searched in turns may take as long again as its call, and this long in any case: a server whose other values
+take long to search holds up its own callers, who are told so."""
 _MOST_SAID = 262_144
 """Bytes of what a server says or asks besides results. A result may be as long as its contract says."""
 
@@ -117,12 +123,14 @@ class _Item:
 class _RuleHits(Counter[str]):
     """How often each rule matched."""
 
-    def __init__(self, *, escape: bool = True, judged: bool = False) -> None:
+    def __init__(self, *, escape: bool = True, judged: bool = False, most: int | None = None) -> None:
         """Without `escape`, what a reader does not see is removed from texts. `judged` is what a person must decide
-        on: it says what is missing, and not too much may be."""
+        on: it says what is missing, and not too much may be. `most` pieces may go from one text, which else goes whole,
+        and then nobody asks which secrets they were."""
         super().__init__()
         self.escape = escape
         self.judged = judged
+        self.most = most
         self.missing = 0
         """Pieces that were removed, as far as that is counted."""
         self.secrets: Counter[str] = Counter()
@@ -223,13 +231,14 @@ class Guard:
         proper = text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
         suspect = invisible.suspect(proper)
         if not suspect and not patterns and len(proper) <= most:  # as nearly all are
-            return GuardedText(proper if self.redactor is None else self.redactor.redact(proper)[0])
-        hits = _RuleHits()
+            return GuardedText(proper if self.redactor is None else self.redactor.redact(proper, _MOST_IN_MESSAGE)[0])
+        hits = _RuleHits(most=_MOST_IN_MESSAGE)
         try:
             if suspect:
                 proper = self._seen(proper, patterns, hits, invisible.escaped)
             whole = self._redacted(proper, patterns, hits)
-            return GuardedText(whole if len(proper) <= most else self._cut(proper, patterns, most, whole))
+            fits = len(proper) <= most or whole == REPLACEMENT
+            return GuardedText(whole if fits else self._cut(proper, patterns, most, whole))
         except _TooMuchFound:
             return GuardedText(REPLACEMENT)
 
@@ -240,8 +249,8 @@ class Guard:
         while back < place:
             head = text[: place - back]
             rest = text[place - back :]
-            clean = self._redacted(head, patterns, _RuleHits())
-            if clean + self._redacted(rest, patterns, _RuleHits()) == whole:
+            clean = self._redacted(head, patterns, _RuleHits(most=_MOST_IN_MESSAGE))
+            if clean + self._redacted(rest, patterns, _RuleHits(most=_MOST_IN_MESSAGE)) == whole:
                 return clean
             back = 2 * back + 1
         return ""
@@ -254,7 +263,7 @@ class Guard:
         self, contract: Contract, definition: Definition | None, result: Json, whose: str | None = None
     ) -> Guarded:
         """The same as `inspect`, while others are served. `whose` turn it takes where it is long: its server's, unless
-        that is nobody's own."""
+        that is nobody's own. Raises Refused where its turn is not over in time."""
         work = partial(self.inspect, contract, definition, result)
         return await self._beside(contract, result, work, whose)
 
@@ -277,7 +286,13 @@ class Guard:
         where something in it goes."""
         if self._is_cheap(contract, value):
             return work()
-        return await self.aside.do(contract.server or whose or contract.tool, work)
+        seconds = max(contract.timeout_seconds, _INSPECTION_SECONDS)
+        try:
+            async with asyncio.timeout(seconds):
+                return await self.aside.do(contract.server or whose or contract.tool, work)
+        except TimeoutError:
+            text = f"what came back could not be searched for secrets within {seconds:g} s, so it is withheld"
+            raise Refused(Status.TIMEOUT, "timeout", text) from None
 
     def _is_cheap(self, contract: Contract, value: Any) -> bool:
         if not canonical.is_light(value, _LONG):
@@ -503,21 +518,22 @@ class Guard:
         return bare if found and found > self._count_hits(clean, patterns, hits) else clean
 
     def _count_hits(self, text: str, patterns: tuple[Any, ...], hits: _RuleHits) -> int:
-        found = _RuleHits()
+        found = _RuleHits(most=hits.most)
         self._redacted(text, patterns, found)
         hits.found(found.total())  # it was searched for, though nothing of it is gone yet
         return found.total()
 
     def _redacted(self, text: str, patterns: tuple[Any, ...], hits: _RuleHits) -> str:
         if self.redactor is not None:
-            clean, found = (self.redactor.marked if hits.judged else self.redactor.redact)(text)
+            clean, found = self.redactor.marked(text) if hits.judged else self.redactor.redact(text, hits.most)
             if found:
                 hits.found(sum(found.values()))
                 hits.update(found)
                 hits.missing += sum(found.values())
                 if hits.judged and hits.missing > _MOST_JUDGED:
                     raise _TooMuchMissing
-                hits.secrets.update(self.redactor.secrets(text))
+                if hits.most is None:
+                    hits.secrets.update(self.redactor.secrets(text))
                 text = clean
         for index, pattern in enumerate(patterns):
             clean, count = _substitute(pattern, text)

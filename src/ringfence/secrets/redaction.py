@@ -93,8 +93,8 @@ class SecretMatcher:
         """Whether a known value is in it. It costs one search, however many shapes there are."""
         return bool(self._forms) and self._known.search(data) is not None
 
-    def redact(self, text: str) -> tuple[str, Mapping[str, int]]:
-        """The text without secrets, and how often each rule matched."""
+    def redact(self, text: str, most: int | None = None) -> tuple[str, Mapping[str, int]]:
+        """The text without secrets, and how often each rule matched. One with more than `most` pieces goes whole."""
         if len(text) < _SHORTEST:
             return text, {}
         if text in self._clean:
@@ -106,7 +106,7 @@ class SecretMatcher:
                     self._clean.clear()
                 self._clean.add(text)
             return text, {}
-        redacted = self.redacted(data)
+        redacted = _redacted(data, self.find(data, most=_MOST_HITS if most is None else most))
         return redacted.data.decode("utf-8", "surrogatepass"), redacted.rules
 
     def marked(self, text: str) -> tuple[str, Mapping[str, int]]:
@@ -461,6 +461,10 @@ class TenantRedactor:
         return self._values
 
     @property
+    def basis(self) -> object:
+        return self._known()
+
+    @property
     def idle(self) -> bool:
         """Whether there is nothing to search for. Costs nothing: the automaton is made when text comes."""
         return not self._shaped and not self._known()
@@ -471,8 +475,8 @@ class TenantRedactor:
     def knows(self, data: bytes) -> bool:
         return self.values.knows(data)
 
-    def redact(self, text: str) -> tuple[str, Mapping[str, int]]:
-        return self.values.redact(text)
+    def redact(self, text: str, most: int | None = None) -> tuple[str, Mapping[str, int]]:
+        return self.values.redact(text, most)
 
     def marked(self, text: str) -> tuple[str, Mapping[str, int]]:
         return self.values.marked(text)

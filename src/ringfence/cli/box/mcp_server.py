@@ -89,6 +89,10 @@ class BoxPipeline:
     async def withdrawn(self, call: Call) -> None:
         await self._whole.withdrawn(self._in_box(call))
 
+    @property
+    def cleaning(self) -> object:
+        return self._whole.cleaning
+
     def listed(self, item: Json) -> Json:
         return self._whole.listed(item)
 
