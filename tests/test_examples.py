@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
-from tests import boxing
-from tests.tooling import ROOT, free_port, serve
+from tests import boxing, gateways
+from tests.tooling import ROOT, free_port, serve, wait_until
 
 EXAMPLES = ROOT / "examples"
 
@@ -111,3 +112,19 @@ def test_every_example_is_listed() -> None:
     listed = (EXAMPLES / "README.md").read_text()
     assert all(path.name in listed for path in EXAMPLES.iterdir() if path.suffix in {".py", ".yaml"})
     assert Path(ROOT / "examples").is_dir()
+
+
+def test_the_hook_tells_of_calls_that_were_refused(tmp_path: Path) -> None:
+    hook = json.dumps(f"{EXAMPLES / 'hook.py'}:record")
+    rules = "policy: {rules: [{id: no-weather, action: deny, tool_patterns: [echo]}]}\n"
+    command = gateways.server("hostile_server.py")
+    desk = f"servers: {{desk: {{command: {command}, placement: unsafe_host, pins: first_use}}}}\n"
+    hooks = f"hooks: {{it: {{python: {hook}}}}}\n"
+    text = f"gateway: {{state: ./state}}\n{desk}capabilities: {{echo: {{mode: read}}}}\n{rules}{hooks}"
+    refused = tmp_path / "refused.jsonl"
+    with gateways.serve(gateways.write(tmp_path, text)) as served:
+        gateways.run("call", "echo", "--args", '{"text": "x"}', "--url", served.url)
+        wait_until(refused.exists)
+        wait_until(lambda: refused.read_text().endswith("\n"))
+    (line,) = map(json.loads, refused.read_text().splitlines())
+    assert (line["tool"], line["agent"], line["why"]) == ("echo", "local", "policy")

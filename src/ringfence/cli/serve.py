@@ -111,6 +111,7 @@ async def _main(settings: Config, at: GatewaySettings | None, demo: bool, agent:
     async with App.open(settings, at_once=at is None, agent=agent) as app, anyio.create_task_group() as group:
         # Before anything is announced, so that a signal which comes at once is handled.
         await group.start(_signals, app, group.cancel_scope, demo)
+        await group.start(app.run_hooks)
         group.start_soon(_narrate, app, demo, sys.stderr if at is None else sys.stdout)
         if not demo:
             group.start_soon(app.watch)

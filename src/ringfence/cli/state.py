@@ -20,6 +20,7 @@ from ringfence.core.errors import ConfigError, StoreError, Unavailable
 from ringfence.core.model import Json
 from ringfence.core.record import dataclass
 from ringfence.core.sizes import short_size
+from ringfence.hooks import position
 from ringfence.packages.allowlist import normalized
 from ringfence.packages.cache import FOLDER, CacheEntry, PackageCache
 from ringfence.packages.install_boxes import project_name
@@ -174,6 +175,8 @@ def _log(folder: Path) -> Iterator[StatePlace]:
     purpose = "signed ends of the log's chains, and their locks"
     parts = (folder / "checkpoints", folder / "chains")
     yield StatePlace("checkpoints", parts[0], purpose, "stays: they prove the log", parts)
+    how = "stays: without it a hook begins with what comes"
+    yield StatePlace("hooks", folder / position.FOLDER, "how far each hook has come in the log", how)
     how = "stays: it follows the log, and is made anew where it is gone"
     yield StatePlace("history", folder / history.FOLDER, "an index of the log, for the console", how)
 

@@ -23,6 +23,7 @@ from mcp.server.subscriptions import (
 from ringfence import __version__, config, identity
 from ringfence.audit.keys import load_or_create
 from ringfence.compose import servers
+from ringfence.compose.hooks import HookMaker
 from ringfence.compose.packages import verify
 from ringfence.compose.runs import (
     contracts_of,
@@ -57,6 +58,7 @@ from ringfence.governance.pins import DefinitionPins
 from ringfence.governance.pipeline import Pipeline
 from ringfence.governance.rulebook import Rulebook, implicit_contract
 from ringfence.governance.uris import normal_uri
+from ringfence.hooks.runner import HookRunner
 from ringfence.sandbox.tools.executor import Executor
 from ringfence.sandbox.tools.toolkit import SERVER
 from ringfence.store import Store, Transaction, Unproven
@@ -125,6 +127,8 @@ class App:
         self._guard = Guard(self._schemas.result_problem, self.secrets.shown)
         self.pins = DefinitionPins(store, self._guard, lambda each: entries.problem(each.kind, each.body))
         self.pins.use(settings.servers, settings.contracts)
+        maker = HookMaker(lambda: self.config, lambda: self.secrets, lambda: self._executor)
+        self._hooks = HookRunner(store, maker.make)
         self.watcher = CallWatcher(self._metrics(), tracing_of(settings.telemetry))
         self.watcher.is_tool = lambda name: name in self.pipeline.rules.catalog
         rules = self._rulebook(settings)
@@ -222,6 +226,10 @@ class App:
         found.read("gauge", "mcp_sessions", clients, read=lambda: float(len(self.http.sessions)) if self.http else 0.0)
         connected = "Connections to servers."
         found.read("gauge", "server_connections", connected, "server", read=self.pool.connected)
+        given = "Records that hooks took."
+        found.read("counter", "hook_records_total", given, "hook", read=self._hooks.taken)
+        found.read("counter", "hook_failures_total", "Times that a hook failed.", "hook", read=self._hooks.failures)
+        found.read("gauge", "hook_behind", "Records that wait for a hook.", "hook", read=self._hooks.behind)
         return found
 
     async def _trace_by(self, tracing: Tracing | None) -> None:
@@ -233,6 +241,10 @@ class App:
     async def metrics_text(self) -> str:
         """What `/metrics` has now."""
         return self.watcher.metrics.text()
+
+    async def run_hooks(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Tell the hooks of the configuration in force of calls that end, until cancelled."""
+        await self._hooks.run(self.config.hooks, task_status=task_status)
 
     # ── servers and their definitions ─────────────────────────────────────────────────────────────
 
@@ -415,6 +427,7 @@ class App:
         else:
             self._provide_ways(settings)
         self.config = settings
+        await self._hooks.use(settings.hooks)
         self.agent = self._local_agent(settings)
         self.directory = identity.Directory(settings.agents, settings.people)
         self.pool.replace_servers(settings.servers)

@@ -76,6 +76,8 @@ def check_names(draft: Draft) -> None:
         draft.problem(draft.vault.where, "missing key 'address'", key=True)
     for approval in draft.approvals.values():
         _approval(draft, approval)
+    for hook in draft.hooks.values():
+        _hook(draft, hook)
     _sandbox(draft)
 
 
@@ -194,6 +196,30 @@ def _server(draft: Draft, name: str, server: Shaped[schema.ServerEntry]) -> None
                 (*where, "env", variable),
                 f"{variable} looks like a secret: every reader of this file has it, and so does server {name!r}",
             )
+
+
+def _hook(draft: Draft, hook: Shaped[schema.HookEntry]) -> None:
+    shape = hook.shape
+    where = hook.where
+    ways = [way for way in ("python", "command", "url") if way in hook.broken or getattr(shape, way) is not None]
+    if not ways:
+        draft.problem(where, f"hook {where[-1]!r} has none of python, command and url: what is to be told?", key=True)
+    for way in ways[1:]:
+        draft.problem((*where, way), f"hook {where[-1]!r} has both {ways[0]} and {way}: keep one of them", key=True)
+    for key, way in (("secret", "url"), ("addresses", "url"), ("mounts", "command"), ("network", "command")):
+        if ways and way not in ways and key in hook.given:
+            draft.problem((*where, key), f"{key} belongs to {way}", key=True)
+    if ways == ["url"] and shape.secret is None and "secret" not in hook.broken:
+        text = "missing key 'secret': the name of what requests are signed with, under secrets:"
+        draft.problem(where, text, key=True)
+    if shape.secret is not None:
+        expect(draft, (*where, "secret", shape.secret), "secret", draft.secrets)
+    if shape.network != "denied":
+        expect(draft, (*where, "network", shape.network), "network", draft.networks)
+    if shape.python is not None and (file := shape.python.rpartition(":")[0]).endswith(".py"):
+        path = resolve(file, draft.base)
+        if not path.is_file():
+            draft.problem((*where, "python"), f"there is no file {path}")
 
 
 def _secret_names(draft: Draft, where: Where, names: list[str]) -> None:
@@ -597,6 +623,9 @@ def _every_mount(draft: Draft) -> Iterator[tuple[Where, schema.MountEntry]]:
         filesystem = capability.shape.filesystem
         for index, shape in enumerate(filesystem.mounts if filesystem is not None else ()):
             yield (*capability.where, "filesystem", "mounts", index), shape
+    for hook in draft.hooks.values():
+        for index, shape in enumerate(hook.shape.mounts):
+            yield (*hook.where, "mounts", index), shape
 
 
 def mount(draft: Draft, shape: schema.MountEntry) -> Mount:

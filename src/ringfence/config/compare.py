@@ -17,6 +17,7 @@ from ringfence.core.model import (
     AgentSpec,
     ApprovalRule,
     Contract,
+    HookSpec,
     Mode,
     NetworkSpec,
     Person,
@@ -46,6 +47,7 @@ def loosens(old: Config, new: Config) -> list[str]:
         *_secrets(old.secrets, new.secrets),
         *(["secrets are read from another vault"] if new.vault not in (None, old.vault) else []),
         *(["traces are sent to another place"] if new.telemetry.otlp not in (None, old.telemetry.otlp) else []),
+        *_hooks(old.hooks, new.hooks),
         *_approvals(old.approvals, new.approvals),
         *_rules(old, new),
     ]
@@ -318,6 +320,14 @@ def _approval_of(what: str, before: Contract, after: Contract, old: Config, new:
     has = {**new.approvals, **always}.get(after.approval)
     if has is None or not _approval_rule(had, has):
         yield f"{what}: approval changes from {before.approval} to {after.approval}"
+
+
+def _hooks(old: Mapping[str, HookSpec], new: Mapping[str, HookSpec]) -> Iterator[str]:
+    """One that is gone no longer sees what is done, so that waits for a person, too."""
+    for name in sorted(old.keys() | new.keys()):
+        if old.get(name) != new.get(name):
+            what = "is new" if name not in old else "is gone" if name not in new else "changes"
+            yield f"hook {name!r} {what}: others are told of calls than before"
 
 
 _NETWORK: Mapping[str, Holds] = {

@@ -165,6 +165,7 @@ RESERVED: dict[str, tuple[str, ...]] = {
     "people": (),
     "agents": ("local", "system"),  # the user's own programs, and the gateway itself
     "capabilities": (),
+    "hooks": (),
 }
 """Names that mean something already."""
 
@@ -188,6 +189,7 @@ class Draft:
     networks: dict[str, Shaped[schema.NetworkEntry]]
     secrets: dict[str, Shaped[schema.SecretEntry]]
     approvals: dict[str, Shaped[schema.ApprovalEntry]]
+    hooks: dict[str, Shaped[schema.HookEntry]]
     warnings: list[Problem] = field(default_factory=list)
     elsewhere: list[Problem] = field(default_factory=list)
     """Problems of other files."""
@@ -226,6 +228,7 @@ def read_draft(source: YamlSource, base: Path) -> Draft:
         networks=_entries(schema.NetworkEntry, source, "networks"),
         secrets=_entries(schema.SecretEntry, source, "secrets"),
         approvals=_entries(schema.ApprovalEntry, source, "approvals"),
+        hooks=_entries(schema.HookEntry, source, "hooks"),
     )
 
 

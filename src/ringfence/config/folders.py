@@ -203,6 +203,7 @@ def overlaps(config: Config) -> list[Problem]:
         *(("the policy file", path) for path in config.policy.files),
         ("the state", config.gateway.state),
         ("the signing key", paths.key_folder()),
+        *((f"the function of hook {name!r}", path) for name, path in _hook_files(config)),
     ]
     file = str(config.path)
     problems = [
@@ -258,6 +259,8 @@ def _writable_unasked(config: Config) -> Iterator[tuple[str, str]]:
     for name, server in config.servers.items():
         if server.placement != "unsafe_host":
             yield from ((each, f"server {name!r}") for each in _unasked(server.mounts))
+    for name, hook in config.hooks.items():
+        yield from ((each, f"hook {name!r}") for each in _unasked(hook.mounts))
 
 
 def _unasked(mounts: Iterable[Mount]) -> Iterator[str]:
@@ -276,6 +279,7 @@ def governs(folder: Path, config: Config) -> str | None:
         **{str(path): "the policy" for path in config.policy.files},
         **{str(path): "the state of Ringfence" for path in (config.gateway.state, paths.state_folder())},
         str(paths.key_folder()): "the signing key",
+        **{str(path): f"the function of hook {name!r}" for name, path in _hook_files(config)},
         str(Path(__file__).parents[1]): "Ringfence itself",
         **({} if sys.prefix == sys.base_prefix else {sys.prefix: "Ringfence itself"}),
     }
@@ -285,6 +289,14 @@ def governs(folder: Path, config: Config) -> str | None:
         if within(here, real) or (within(real, here) and os.path.lexists(place)):
             return f"{what} ({place})"
     return None
+
+
+def _hook_files(config: Config) -> Iterator[tuple[str, Path]]:
+    """Code of the operator's that runs in no box."""
+    for name, hook in config.hooks.items():
+        file = (hook.python or "").rpartition(":")[0]
+        if file.endswith(".py"):
+            yield name, Path(file)
 
 
 def _own_paths() -> tuple[Path, ...]:
@@ -299,6 +311,8 @@ def _writable(config: Config) -> Iterator[tuple[Path, str]]:
         for mount in contract.mounts:
             if mount.mode == "rw":
                 yield Path(mount.host), f"capability {name!r}"
+    for name, hook in config.hooks.items():
+        yield from ((Path(mount.host), f"hook {name!r}") for mount in hook.mounts if mount.mode == "rw")
     for name, server in config.servers.items():
         boxed = (Path(mount.host) for mount in server.mounts if mount.mode == "rw")
         for folder in _given_folders(server, config.path.parent) if server.placement == "unsafe_host" else boxed:

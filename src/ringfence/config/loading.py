@@ -32,6 +32,7 @@ from ringfence.core.model import (
     ApprovalRule,
     CallKind,
     Contract,
+    HookSpec,
     Issuer,
     Mode,
     NetworkSpec,
@@ -108,6 +109,7 @@ def _config(text: str, file: str, path: Path, files: tuple[Path, ...], base: Pat
         vault=_vault(draft),
         telemetry=telemetry,
         places={name: _place(draft, found) for name, found in draft.secrets.items()},
+        hooks={name: _hook(draft, name, found.shape) for name, found in draft.hooks.items()},
         approvals={name: _approval(name, found.shape) for name, found in draft.approvals.items()},
         policy=policy,
         sandbox=_sandbox(draft.sandbox.shape, draft.base),
@@ -365,6 +367,23 @@ def _approval(name: str, shape: schema.ApprovalEntry) -> ApprovalRule:
         expires_seconds=shape.expires_seconds,
         self_approval=shape.own,
         people=shape.people,
+    )
+
+
+def _hook(draft: Draft, name: str, shape: schema.HookEntry) -> HookSpec:
+    python = shape.python
+    if python is not None and (file := python.rpartition(":")[0]).endswith(".py"):
+        python = f"{paths.resolve(file, draft.base)}:{python.rpartition(':')[2]}"
+    return HookSpec(
+        name=name,
+        python=python,
+        command=tuple(shape.command or ()),
+        url=shape.url,
+        secret=shape.secret,
+        mounts=tuple(_mounts(draft, shape.mounts)),
+        network=shape.network,
+        addresses=tuple(shape.addresses),
+        timeout_seconds=shape.timeout_seconds,
     )
 
 

@@ -325,6 +325,18 @@ class VaultSection(Shape):
     addresses: list[Range] = []
 
 
+class HookEntry(Shape):
+    python: Annotated[str, AfterValidator(validators.function)] | None = None
+    command: Command | None = None
+    url: Annotated[str, AfterValidator(validators.webhook)] | None = None
+    secret: Word | None = None
+    addresses: list[Range] = []
+    mounts: list[MountEntry] = []
+    network: Word = "denied"
+    timeout_seconds: Annotated[float, Field(gt=0, le=600)] = 10.0
+    meant: ClassVar[dict[str, str]] = {"webhook": "url", "timeout": "timeout_seconds", "function": "python"}
+
+
 class ApprovalEntry(Shape):
     when: Condition | None = None
     roles: list[Word] = []
@@ -457,6 +469,7 @@ class ConfigFileTop(Shape):
     secrets: Any = None
     vault: Any = None
     telemetry: Any = None
+    hooks: Any = None
     approvals: Any = None
     policy: Any = None
     sandbox: Any = None
@@ -478,4 +491,5 @@ ENTRIES: dict[str, type[Shape]] = {
     "networks": NetworkEntry,
     "secrets": SecretEntry,
     "approvals": ApprovalEntry,
+    "hooks": HookEntry,
 }

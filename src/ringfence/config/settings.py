@@ -14,6 +14,7 @@ from ringfence.core.model import (
     AgentSpec,
     ApprovalRule,
     Contract,
+    HookSpec,
     Issuer,
     NetworkSpec,
     Person,
@@ -142,6 +143,8 @@ class Config:
     sandbox: SandboxSettings
     vault: VaultSpec | None = None
     telemetry: TelemetrySettings = TelemetrySettings()
+    hooks: Mapping[str, HookSpec] = field(default_factory=dict)
+    """What is told of calls that ended."""
     agents: Mapping[str, AgentSpec] = field(default_factory=dict)
     """Who may call; without any, the local user's agent."""
     own_tools: bool = True

@@ -192,6 +192,24 @@ def own_url(text: str) -> str:
     return f"{parts.scheme}://{parts.netloc.lower().removesuffix(usual)}"
 
 
+def webhook(text: str) -> str:
+    """Where records are posted to. They say who called what, so they do not go in clear."""
+    parts = urlsplit(url(text))
+    if parts.scheme != "https" and not is_loopback(parts.hostname or ""):
+        raise ValueError(f"{quoted(text)} would have records sent in clear: write https://")
+    return text
+
+
+_FUNCTION = re.compile(r"(?:.+\.py:|[A-Za-z_][\w.]*:)?[A-Za-z_][\w.-]*")
+
+
+def function(text: str) -> str:
+    """A function in Python, by where it is."""
+    if not _FUNCTION.fullmatch(text) or text.endswith(".py"):
+        raise ValueError(f"{quoted(text)} is none of FILE.py:FUNCTION, MODULE:FUNCTION and the name of an entry point")
+    return text
+
+
 def issuer(text: str) -> str:
     """An identity provider's address, exactly as its tokens name it."""
     parts = urlsplit(url(text))

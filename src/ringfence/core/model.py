@@ -630,6 +630,27 @@ class NetworkSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class HookSpec:
+    """What is told of calls that ended: a function, a command in a box, or an address. Exactly one of these is set."""
+
+    name: str
+    python: str | None = None
+    """`FILE.py:FUNCTION` with an absolute path, `MODULE:FUNCTION`, or the name of an entry point."""
+    command: tuple[str, ...] = ()
+    url: str | None = None
+    secret: str | None = None
+    """By which requests to the address are signed."""
+    mounts: tuple[Mount, ...] = ()
+    """What the box of the command sees."""
+    network: str = "denied"
+    """Of that box."""
+    addresses: tuple[str, ...] = ()
+    """Non-public addresses and ranges that the name in the URL may stand for."""
+    timeout_seconds: float = 10.0
+    """For what is handed over at once; for a function, for each record."""
+
+
+@dataclass(frozen=True, slots=True)
 class SecretSpec:
     """Where a secret comes from and whom it is for; never its value."""
 

@@ -17,6 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import anyio
+
 from ringfence import config
 from ringfence.compose.gateway import App
 from ringfence.compose.runs import UNATTENDED
@@ -86,13 +88,15 @@ class Gateway:
             await task  # raises what went wrong
 
     async def _run(self, settings: Config, drafting: bool, up: asyncio.Event, down: asyncio.Event) -> None:
-        async with App.open(settings) as app:
+        async with App.open(settings) as app, anyio.create_task_group() as group:
             if drafting:
                 await app.draft(_contract)
+            await group.start(app.run_hooks)
             self._app = app
             up.set()
             await down.wait()
             self._app = None
+            group.cancel_scope.cancel()
 
     async def stop(self) -> None:
         """End the servers and close the state."""

@@ -139,6 +139,14 @@ class Reader:
         """The place of the first that is still there."""
         return int(self._all("SELECT coalesce(min(id), 0) FROM records WHERE kind = 'finished'")[0][0])
 
+    def last_number(self) -> int:
+        """The place of the newest record of all."""
+        return int(self._all("SELECT coalesce(max(id), 0) FROM records")[0][0])
+
+    def count_ended(self, number: int) -> int:
+        """How many calls have ended after this place."""
+        return int(self._all("SELECT count(*) FROM records WHERE kind = 'finished' AND id > ?", [number])[0][0])
+
     def still_there(self, numbers: Collection[int]) -> set[int]:
         """Those of these places that still have their record."""
         return {number for number in numbers if self._all("SELECT 1 FROM records WHERE id = ?", [number])}

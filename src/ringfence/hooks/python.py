@@ -1,0 +1,103 @@
+"""A hook that is a function in Python: it runs in a process of its own, which it may crash or hang."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from ringfence.core import canonical
+from ringfence.core.model import HookSpec, Json
+from ringfence.hooks.delivery import HookFailed
+
+_LONGEST_ANSWER = 65_536
+_GRACE_SECONDS = 5.0
+
+
+class PythonHook:
+    """The process stays from record to record, and is made anew after a failure that ends it."""
+
+    def __init__(self, spec: HookSpec, environment: Mapping[str, str], folder: str) -> None:
+        """`folder` is where it runs: that of the configuration."""
+        assert spec.python is not None
+        self._spec = spec
+        self._target = spec.python
+        self._environment = environment
+        self._folder = folder
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def take(self, records: Sequence[Json]) -> None:
+        for number, record in enumerate(records):
+            try:
+                await self._take(record)
+            except HookFailed as exc:
+                exc.taken = number
+                raise
+
+    async def _take(self, record: Json) -> None:
+        try:
+            async with asyncio.timeout(self._spec.timeout_seconds):
+                process = self._process or await self._start()
+                assert process.stdin is not None
+                process.stdin.write(canonical.dumps(record) + b"\n")
+                await process.stdin.drain()
+                said = await self._said(process)
+        except TimeoutError:
+            await self._end()
+            raise HookFailed(f"it took longer than {self._spec.timeout_seconds:g} s") from None
+        except (OSError, EOFError):
+            await self._end()
+            raise HookFailed("its process ended") from None
+        except BaseException:
+            await self._end()
+            raise
+        if said.get("taken") is not True:
+            raise HookFailed("it raised an exception", said=str(said.get("error"))[:100])
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        command = [sys.executable, "-P", "-m", "ringfence.hooks.entry", self._target]
+        # Its stdout carries answers; what it prints goes where our log goes.
+        process = self._process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=dict(self._environment),
+            cwd=self._folder,
+            start_new_session=True,
+            limit=_LONGEST_ANSWER,
+        )
+        said = await self._said(process)
+        if said.get("loaded") is not True:
+            raise HookFailed("it cannot be loaded", said=str(said.get("error"))[:100])
+        return process
+
+    async def _said(self, process: asyncio.subprocess.Process) -> Json:
+        assert process.stdout is not None
+        try:
+            line = await process.stdout.readline()
+            said = json.loads(line)
+        except ValueError:
+            raise EOFError from None
+        if not isinstance(said, dict):
+            raise EOFError
+        return said
+
+    async def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with suppress(ProcessLookupError, PermissionError):
+            if sys.platform == "win32":
+                process.kill()
+            else:
+                os.killpg(process.pid, signal.SIGKILL)  # with whatever it started
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_GRACE_SECONDS):
+                await process.wait()
+
+    async def close(self) -> None:
+        await self._end()
