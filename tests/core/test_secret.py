@@ -51,6 +51,7 @@ def test_a_value_that_cannot_be_kept_is_refused_without_a_word_of_it(value: str)
 MAY_REVEAL = {
     "core/secret.py": "defines it, and makes another handle",
     "governance/broker.py": "puts values into headers, and into the environment of a server that needs one",
+    "secrets/signing.py": "signs with one",
     "secrets/redaction.py": "searches for values",
     "secrets/vault.py": "tells whether a value changed",
 }
