@@ -66,14 +66,31 @@ def token(served: gateways.Served, whose: str, name: str, **more: str) -> dict[s
     return made
 
 
-def call(served: gateways.Served, tool: str, arguments: dict[str, Any], agent: Path | None = None) -> dict[str, Any]:
-    """A call of the account's own agent, or of the one whose token is in a file."""
+def call(
+    served: gateways.Served,
+    tool: str,
+    arguments: dict[str, Any],
+    agent: Path | None = None,
+    *,
+    key: str | None = None,
+    fails: bool = False,
+) -> dict[str, Any]:
+    """A call of the account's own agent, or of the one whose token is in a file. `fails`: its gateway does not live to
+    answer it."""
     shown = gateways.run(
         *("call", tool, "--args", json.dumps(arguments), "--url", served.url, "--json"),
         *(() if agent is None else ("--token-file", str(agent))),
+        *(() if key is None else ("--idempotency-key", key)),
     )
+    if fails:
+        return {}
     said: dict[str, Any] = json.loads(shown.stdout)
     return said
+
+
+def calls_on(page: str) -> list[str]:
+    """The calls that a page links to."""
+    return re.findall(r'href="/console/calls/(call_\w+)"', page)
 
 
 @contextmanager

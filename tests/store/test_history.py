@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ringfence.core.model import Json
-from ringfence.store import Store
+from ringfence.store import Conflict, Store
 from ringfence.store.history import FOLDER, CallSearch, History
 
 PATIENT = 600.0
@@ -127,3 +127,24 @@ def test_what_was_pruned_is_not_listed(store: Store) -> None:
     with history._open() as connection:
         connection.execute("UPDATE calls SET id = id + 100000 WHERE call_id < 'call_000040'")  # as if those were gone
     assert names(history) == [f"call_{number:06}" for number in reversed(range(40, 50))]
+
+
+@pytest.mark.parametrize("happened", [True, False])
+def test_a_key_is_free_again_only_if_its_call_did_nothing(store: Store, happened: bool) -> None:
+    def work(tx: object) -> None:
+        body = {"call": {"id": "call_1", "tool": "t", "principal": {"tenant": "local", "agent": "a"}}}
+        tx.take_key("local/a/t/", "k", "sha256:1", "call_1")  # type: ignore[attr-defined]
+        tx.settle_key("local/a/t/", "k", "unknown", None)  # type: ignore[attr-defined]
+        tx.append("finished", "call_1", {**body, "status": "unknown", "effect": "unknown"})  # type: ignore[attr-defined]
+
+    store.write_sync(work)
+    history = index(store)
+    assert history.catch_up(PATIENT) and history.unsettled(None) == history.unsettled("local") == 1
+    assert history.unsettled("acme") == 0
+    assert store.write_sync(lambda tx: tx.settle_unknown("call_1", happened, {"person": "dora"})) is True
+    with pytest.raises(Conflict):
+        store.write_sync(lambda tx: tx.settle_unknown("call_1", not happened, {"person": "dora"}))
+    row = store.reader().key("local/a/t/", "k")
+    assert (row is None) is not happened and (row is None or (row.state, row.outcome) == ("done", None))
+    assert history.catch_up(PATIENT) and history.unsettled(None) == 0
+    assert [each.call_id for each in history.find(CallSearch(effect="settled"), 5)] == ["call_1"]

@@ -67,6 +67,7 @@ def way(records: list[Json], public: Ed25519PublicKey | None = None) -> tuple[st
         ("secrets", _secrets(ordered)),
         ("network", _network(story)),
         ("result", _result(started, finished)),
+        ("settled", _settled(ordered)),
         ("what to do", _what_to_do(finished)),
         ("on record", _on_record(story, started, finished)),
     ]
@@ -471,6 +472,19 @@ def _effect(finished: Json) -> str:
         "confirmed": done.get(lasts, "its effect is confirmed"),
         "unknown": "whether it changed anything outside is unknown",
     }.get(_text(finished.get("effect")), "its effect is not on record")
+
+
+def _settled(records: list[Json]) -> list[str]:
+    """What a person found out about a call whose effect was unknown."""
+    out = []
+    for record in records:
+        if _kind(record) == "outcome_settled":
+            what = "it took effect" if record.get("happened") is True else "it did not take effect"
+            reason = _text(record.get("reason"))
+            freed = record.get("keys") and record.get("happened") is not True
+            key = "; its idempotency key is free again" if freed else ""
+            out.append(f"{_text(record.get('person'))} says that {what}{f' ({reason})' if reason else ''}{key}")
+    return out
 
 
 def _why(finished: Json) -> str:

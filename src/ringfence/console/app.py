@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from ringfence.console import approvals, calls, servers, sessions
+from ringfence.console import approvals, calls, overview, servers, sessions
 from ringfence.console.house import House
 from ringfence.console.live import Live
 from ringfence.console.logins import LASTS_SECONDS, Logins, Visitor
@@ -33,6 +33,7 @@ _NAV = (
     ("approvals", "Approvals"),
     ("live", "Live"),
     ("history", "History"),
+    ("charts", "Charts"),
     ("sessions", "Sessions"),
     ("servers", "Servers"),
 )
@@ -94,6 +95,7 @@ _PAGES: tuple[tuple[re.Pattern[str], Page], ...] = (
     (re.compile(r"live"), calls.live),
     (re.compile(r"history"), calls.history),
     (re.compile(rf"calls/{_ID}"), calls.one),
+    (re.compile(r"charts"), overview.charts),
     (re.compile(r"servers"), servers.every),
     (re.compile(rf"servers/{_ID}"), servers.one),
     (re.compile(r"sessions"), sessions.every),
@@ -102,6 +104,7 @@ _PAGES: tuple[tuple[re.Pattern[str], Page], ...] = (
 )
 _FORMS: tuple[tuple[re.Pattern[str], Page], ...] = (
     (re.compile(rf"approvals/{_ID}"), approvals.answered),
+    (re.compile(rf"calls/{_ID}/settle"), calls.settle),
     (re.compile(rf"servers/{_ID}/accept"), servers.accept),
     (re.compile(rf"sessions/{_ID}/stop"), sessions.stop),
 )

@@ -17,9 +17,9 @@ from ringfence.core import canonical
 from ringfence.core.aio import in_thread
 from ringfence.core.model import Json, Person
 from ringfence.governance.approvals import tenant_of
-from ringfence.store import Reader, Record
-from ringfence.store.history import CallSearch
-from ringfence.store.rows import Part
+from ringfence.store import Conflict, Reader, Record
+from ringfence.store.history import CallSearch, effect_of
+from ringfence.store.rows import SETTLED, Part
 
 if TYPE_CHECKING:
     from ringfence.console.app import Visit
@@ -28,7 +28,8 @@ _A_PAGE = 50
 _JUST_ENDED = 20
 _MOST_RUNNING = 200
 _READING_SECONDS = 1.0
-_FIELDS = ("tool", "agent", "status", "since", "until", "q")
+_FIELDS = ("tool", "agent", "status", "effect", "since", "until", "q")
+_EFFECTS = ["confirmed", "none", "settled", "unknown"]
 _PLACE = ("v", "chain", "seq", "prev", "at", "kind", "call_id")
 _LONGEST_RECORD = 100_000
 
@@ -79,6 +80,7 @@ def _found(house: House, person: Person, given: Mapping[str, str], address: Mapp
         tool=given["tool"] or None,
         agent=given["agent"] or None,
         status=given["status"] or None,
+        effect=given["effect"] or None,
         since=_time(given["since"]),
         until=_time(given["until"]),
         words=given["q"],
@@ -95,7 +97,8 @@ def _found(house: House, person: Person, given: Mapping[str, str], address: Mapp
     return {
         "rows": rows,
         "reading": not whole,
-        "choices": house.history.choices(tenant_seen(person)),
+        "choices": {**house.history.choices(tenant_seen(person)), "effect": _EFFECTS},
+        "unsettled": house.history.unsettled(tenant_seen(person)),
         "filtered": bool(kept),
         "older": urlencode({**kept, "before": rows[-1].id}) if older else None,
         "newer": urlencode({**kept, "after": rows[0].id}) if newer else None,
@@ -119,10 +122,37 @@ def _time(text: str) -> float | None:
 
 async def one(visit: Visit) -> Response:
     """The life of a call: how it went, step by step, and every record of it."""
+    return await _told(visit, "")
+
+
+async def _told(visit: Visit, problem: str, status: int = 200) -> Response:
     found = await in_thread(partial(_life, visit.house, visit.person, visit.named))
     if found is None:
         return visit.page("missing.html", {"here": "history", "what": "call"}, 404)
-    return visit.page("call.html", {"here": "history", **found})
+    more = {"may_settle": visit.person.is_admin, "problem": problem}
+    return visit.page("call.html", {"here": "history", **found, **more}, status)
+
+
+async def settle(visit: Visit) -> Response:
+    """A person says whether a call took effect of which nobody knew."""
+    found = await in_thread(partial(_life, visit.house, visit.person, visit.named))
+    happened = {"yes": True, "no": False}.get(visit.given.get("happened", ""))
+    if found is None or happened is None:
+        return visit.page("missing.html", {"here": "history", "what": "call"}, 404)
+    if not visit.person.is_admin:
+        return visit.not_entitled("settle calls whose outcome is unknown")
+    if not found["unsettled"]:
+        return await _told(visit, "It is known already what became of it; nothing was recorded.", 409)
+    reason = visit.reason()
+    if not reason:
+        return await _told(visit, "Say how you know; nothing was recorded.", 400)
+    said = {"person": visit.person.name, "login": visit.visitor.login.as_fact(), "reason": reason}
+    try:
+        freed = await visit.house.store.write(lambda tx: tx.settle_unknown(visit.named, happened, said), durable=True)
+    except Conflict as exc:
+        return await _told(visit, f"Nothing was recorded: {exc}.", 409)
+    key = "" if not freed else " Its key stays taken." if happened else " Its key is free: the call can be made again."
+    return visit.back(f"calls/{visit.named}", f"Settled: it {'took' if happened else 'did not take'} effect.{key}")
 
 
 def _life(house: House, person: Person, call_id: str) -> Json | None:
@@ -142,6 +172,7 @@ def _life(house: House, person: Person, call_id: str) -> Json | None:
         "reason": ended.get("reason_code", ""),
         "records": [_shown(record, body, story[0][0].at) for record, body in story],
         "facts": facts,
+        "unsettled": effect_of(ended) == "unknown" and not any(each.kind == SETTLED for each, _ in story),
         "isolation": _part(_part(facts, "isolation"), "protections"),
         "rules": _part(ended or story[-1][1], "decision").get("rules") or [],
         "kept": _kept(reader, call_id),

@@ -25,7 +25,7 @@ from ringfence.store.reader import Reader
 
 FOLDER = "history"
 _FILE = "calls.db"
-_VERSION = 1
+_VERSION = 2
 _TOGETHER = 250
 """Records in one transaction: others may look meanwhile."""
 _LONGEST_TEXT = 4000
@@ -47,21 +47,25 @@ CREATE TABLE calls (
     wall_ms REAL,
     cpu_ms  REAL,
     memory  INTEGER,
+    effect  TEXT NOT NULL,
     words   TEXT NOT NULL
 );
+CREATE INDEX calls_by_name ON calls (call_id);
 CREATE INDEX calls_by_tenant ON calls (tenant, id);
 CREATE INDEX calls_by_tool ON calls (tool, id);
 CREATE INDEX calls_by_agent ON calls (agent, id);
 CREATE INDEX calls_by_status ON calls (status, id);
-CREATE INDEX calls_by_time ON calls (at, tenant, status, wall_ms, cpu_ms, memory);
-CREATE TABLE seen (last INTEGER NOT NULL);
-INSERT INTO seen VALUES (0);
+CREATE INDEX calls_by_time ON calls (at, tenant, status, wall_ms, cpu_ms, memory, tool, kind);
+CREATE INDEX calls_by_effect ON calls (effect, tenant, id);
+CREATE TABLE seen (last INTEGER NOT NULL, settled INTEGER NOT NULL);
+INSERT INTO seen VALUES (0, 0);
 """
 _CALL = (
-    "SELECT id, call_id, at, tenant, agent, person, tool, server, kind, status, reason, wall_ms, cpu_ms, memory"
-    " FROM calls"
+    "SELECT id, call_id, at, tenant, agent, person, tool, server, kind, status, reason, wall_ms, cpu_ms, memory,"
+    " effect FROM calls"
 )
-_KEEP = "INSERT OR REPLACE INTO calls VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_HOW_MANY = "SELECT count(*) FROM calls"
+_KEEP = "INSERT OR REPLACE INTO calls VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _THERE_ARE = {
     "tool": "SELECT DISTINCT tool FROM calls",
     "agent": "SELECT DISTINCT agent FROM calls",
@@ -87,6 +91,8 @@ class PastCall:
     wall_ms: float | None
     cpu_ms: float | None
     memory: int | None
+    effect: str
+    """`settled` where it was unknown, and a person has said what became of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +105,7 @@ class CallSearch:
     status: str | None = None
     since: float | None = None
     until: float | None = None
+    effect: str | None = None
     words: str = ""
     """Each must stand somewhere in what was recorded."""
     system: bool = False
@@ -124,6 +131,32 @@ class Bucket:
     memory: int
 
 
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """Calls of one tool in a span of time."""
+
+    tool: str
+    calls: int
+    refused: int
+    failed: int
+    wall_ms: float | None
+    slowest_ms: float | None
+    cpu_ms: float
+
+
+_BY_TIME = (
+    "SELECT CAST((at - ?) / ? AS INTEGER), count(*), sum(status IN ('denied', 'validation_failure')),"
+    " sum(status NOT IN ('success', 'denied', 'validation_failure', 'approval_required')), avg(wall_ms), max(wall_ms),"
+    " total(cpu_ms), coalesce(max(memory), 0) FROM calls"
+)
+_BY_TOOL = (
+    "SELECT tool, count(*), sum(status IN ('denied', 'validation_failure')),"
+    " sum(status NOT IN ('success', 'denied', 'validation_failure', 'approval_required')), avg(wall_ms), max(wall_ms),"
+    " total(cpu_ms) FROM calls"
+)
+_OF_AGENTS = "kind NOT IN ('server', 'listing')"
+
+
 class History:
     """For any thread, one at a time."""
 
@@ -144,13 +177,14 @@ class History:
             while True:
                 connection.execute("BEGIN IMMEDIATE")
                 try:
-                    last = connection.execute("SELECT last FROM seen").fetchone()[0]
+                    last, settled = connection.execute("SELECT last, settled FROM seen").fetchone()
                     found = reader.ended_after(last, _TOGETHER)
                     rows = [row for number, record in found if (row := _row(number, record)) is not None]
                     connection.executemany(_KEEP, rows)
                     if found:
                         connection.execute("UPDATE seen SET last = ?", (found[-1][0],))
                     else:
+                        _settle(connection, reader, settled)
                         # What was pruned is gone here, too.
                         connection.execute("DELETE FROM calls WHERE id < ?", (reader.first_ended(),))
                     connection.execute("COMMIT")
@@ -201,18 +235,30 @@ class History:
         """What happened in each of `count` spans of `width` seconds. Raises StoreError."""
         where, values = ["at >= ?", "at < ?"], [since, since + width * count]
         with self._open() as connection:
-            text = (
-                "SELECT CAST((at - ?) / ? AS INTEGER), count(*), sum(status IN ('denied', 'validation_failure')),"
-                " sum(status NOT IN ('success', 'denied', 'validation_failure', 'approval_required')), avg(wall_ms),"
-                " max(wall_ms), total(cpu_ms), coalesce(max(memory), 0) FROM calls"
-            )
+            where.append(_OF_AGENTS)
             if tenant is not None:
                 where.append("tenant = ?")
                 values.append(tenant)  # type: ignore[arg-type]
-            rows = connection.execute(f"{text}{_where(where)} GROUP BY 1", [since, width, *values]).fetchall()
+            rows = connection.execute(f"{_BY_TIME}{_where(where)} GROUP BY 1", [since, width, *values]).fetchall()
         found = {row[0]: row[1:] for row in rows}
         empty = (0, 0, 0, None, None, 0.0, 0)
         return [Bucket(since + number * width, *found.get(number, empty)) for number in range(count)]
+
+    def tools(self, tenant: str | None, since: float, most: int) -> list[ToolUse]:
+        """The tools that were called since then, those first that were called most. Raises StoreError."""
+        where, values = ["at >= ?", _OF_AGENTS], [since]
+        if tenant is not None:
+            where.append("tenant = ?")
+            values.append(tenant)  # type: ignore[arg-type]
+        text = f"{_BY_TOOL}{_where(where)} GROUP BY tool ORDER BY 2 DESC, 1 LIMIT ?"
+        with self._open() as connection:
+            return [ToolUse(*row) for row in connection.execute(text, [*values, most])]
+
+    def unsettled(self, tenant: str | None) -> int:
+        """Of how many calls nobody knows whether they changed something. Raises StoreError."""
+        where, values = _conditions(CallSearch(tenant=tenant, effect="unknown", system=True))
+        with self._open() as connection:
+            return int(connection.execute(f"{_HOW_MANY}{_where(where)}", values).fetchone()[0])
 
     # ── The file ──
 
@@ -279,7 +325,7 @@ def _where(conditions: list[str]) -> str:
 
 
 def _conditions(search: CallSearch) -> tuple[list[str], list[Any]]:
-    exact = {name: getattr(search, name) for name in ("tenant", "tool", "agent", "status")}
+    exact = {name: getattr(search, name) for name in ("tenant", "tool", "agent", "status", "effect")}
     where = [f"{name} = ?" for name, value in exact.items() if value is not None]
     values: list[Any] = [value for value in exact.values() if value is not None]
     for condition, value in (("at >= ?", search.since), ("at < ?", search.until), ("id > ?", search.after)):
@@ -287,11 +333,20 @@ def _conditions(search: CallSearch) -> tuple[list[str], list[Any]]:
             where.append(condition)
             values.append(value)
     if not search.system:
-        where.append("kind NOT IN ('server', 'listing')")
+        where.append(_OF_AGENTS)
     for word in search.words.lower().split():
         where.append("instr(words, ?) > 0")
         values.append(word)
     return where, values
+
+
+def _settle(connection: sqlite3.Connection, reader: Reader, after: int) -> None:
+    """Take in what people have said of calls whose effect was unknown."""
+    newest, calls = reader.settled_after(after)
+    if newest > after:
+        text = "UPDATE calls SET effect = 'settled' WHERE call_id = ? AND effect = 'unknown'"
+        connection.executemany(text, [(call_id,) for call_id in calls])
+        connection.execute("UPDATE seen SET settled = ?", (newest,))
 
 
 # ── One record ────────────────────────────────────────────────────────────────────────────────────
@@ -323,8 +378,15 @@ def _row(number: int, record: Record) -> tuple[Any, ...] | None:
         _number(facts.get("wall_ms")) if own else None,
         _number(usage.get("cpu_ms")),
         _number(usage.get("peak_memory_bytes")),
+        effect_of(body),
         " ".join(_leaves(body))[:_LONGEST_TEXT].lower(),
     )
+
+
+def effect_of(body: Json) -> str:
+    """What a call changed, as it ended. What was not made, as another call had its key, is not unknown by itself."""
+    told_of_another = body.get("reason_code") in ("key_unknown", "result_not_kept")
+    return "" if told_of_another else str(body.get("effect", ""))
 
 
 def _part(body: Json, name: str) -> Json:

@@ -34,6 +34,7 @@ from ringfence.store.rows import (
     APPROVAL,
     BRIEF,
     RECORD,
+    SETTLED,
     TOKEN,
     Approval,
     KeyRow,
@@ -134,6 +135,13 @@ class Reader:
         """How the next calls ended, in the order in which they did, each with its place in that."""
         rows = self._all(f"{RECORD} WHERE kind = 'finished' AND id > ? ORDER BY id LIMIT ?", [number, limit])
         return [(int(row[0]), record_from(row, self._finding(row[6]))) for row in rows]
+
+    def settled_after(self, number: int) -> tuple[int, list[str]]:
+        """The place of the newest record, and the calls of which a person said, since the place given, what became of
+        them."""
+        newest = int(self._all("SELECT coalesce(max(id), 0) FROM records")[0][0])
+        text = "SELECT call_id FROM records WHERE id > ? AND id <= ? AND kind = ?"
+        return newest, [str(row[0]) for row in self._all(text, [number, newest, SETTLED])]
 
     def first_ended(self) -> int:
         """The place of the first that is still there."""

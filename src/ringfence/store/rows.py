@@ -108,6 +108,8 @@ class Approval:
     """What the log proves of it, where that was looked at."""
 
 
+SETTLED = "outcome_settled"
+"""The kind of records of what people say of calls whose effect was unknown."""
 FIRST_USE = "first_use"
 """In the place of the person who accepted a definition: nobody did."""
 

@@ -24,6 +24,7 @@ from ringfence.store.rows import (
     APPROVAL,
     BRIEF,
     RECORD,
+    SETTLED,
     TOKEN,
     Approval,
     ApprovalQuestion,
@@ -466,6 +467,22 @@ class Transaction:
         self._connection.execute(
             "UPDATE keys SET state = 'unknown' WHERE call_id = ? AND state = 'started'", (call_id,)
         )
+
+    def settle_unknown(self, call_id: str, happened: bool, said: Json) -> bool:
+        """Record what a person found out about a call whose effect was unknown, once. Its idempotency key is free again
+        if it had none; else it stays taken, and the call is not made again. Whether there was a key."""
+        if self._connection.execute(
+            "SELECT 1 FROM records WHERE call_id = ? AND kind = ?", (call_id, SETTLED)
+        ).fetchone():
+            raise Conflict(f"somebody has settled call {call_id} already")
+        text = (
+            "UPDATE keys SET state = 'done' WHERE call_id = ? AND state = 'unknown'"
+            if happened
+            else "DELETE FROM keys WHERE call_id = ? AND state = 'unknown'"
+        )
+        keys = self._connection.execute(text, (call_id,)).rowcount
+        self.append(SETTLED, call_id, {**said, "happened": happened, "keys": keys})
+        return bool(keys)
 
     # ── Tokens ──
 

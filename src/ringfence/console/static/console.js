@@ -120,7 +120,9 @@ document.addEventListener("keydown", (event) => {
   }
   if (going) {
     going = false;
-    const page = all("nav a").find((each) => each.textContent.trim().toLowerCase().startsWith(event.key));
+    // Of several that begin with the letter, the one after this page.
+    const pages = all("nav a").filter((each) => each.textContent.trim().toLowerCase().startsWith(event.key));
+    const page = pages[(pages.findIndex((each) => each.hasAttribute("aria-current")) + 1) % pages.length];
     if (page) { event.preventDefault(); page.click(); }
     return;
   }
