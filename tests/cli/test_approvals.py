@@ -161,6 +161,21 @@ def test_a_person_answers(store: Store, verb: str, typed: str, after: str) -> No
     assert state(asked) == after
 
 
+@pytest.mark.parametrize("verb", ["approve", "deny"])
+def test_why_a_person_answered_so_is_on_record(store: Store, verb: str) -> None:
+    asked = ask(store, {"title": "Broken"})
+    with at_terminal("approvals", verb, asked.id, "--reason", "after the release") as terminal:
+        terminal.expect("[y/N] ")
+        terminal.type("y\n")
+        assert terminal.end() == 0
+    reader = Reader.open(config.state_folder())
+    try:
+        answered = reader.approval(asked.id)
+    finally:
+        reader.close()
+    assert answered is not None and [each.reason for each in answered.answers] == ["after the release"]
+
+
 @pytest.mark.parametrize("typed", ["n\n", "\n", "yess\n", "\x04"])
 def test_anything_but_yes_answers_nothing(store: Store, typed: str) -> None:
     asked = ask(store)

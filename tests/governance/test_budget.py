@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import weakref
 from dataclasses import replace
@@ -268,3 +269,55 @@ def test_a_call_that_waits_for_a_person_leaves_its_place_to_others(budget: Budge
             other = budget.admit(call(), contract, "d")
     other.release(Status.SUCCESS)
     budget.admit(call(), contract, "e").release(Status.SUCCESS)
+
+
+@pytest.mark.anyio
+async def test_a_server_that_asks_twice_at_a_time_costs_one_place(budget: Budget) -> None:
+    contract = rated(concurrent=1)
+    slot = budget.admit(call(), contract, "a")
+    first, second = asyncio.Event(), asyncio.Event()
+
+    async def ask(answered: asyncio.Event) -> None:
+        async with slot.left_to_others():
+            await answered.wait()
+
+    asking = [asyncio.ensure_future(ask(first))]
+    await asyncio.sleep(0)
+    other = budget.admit(call(), contract, "b")
+    first.set()
+    await asyncio.sleep(0)  # its answer is there, and waits for a place
+    asking.append(asyncio.ensure_future(ask(second)))
+    await asyncio.sleep(0)
+    second.set()
+    await asyncio.sleep(0)
+    other.release(Status.SUCCESS)
+    await asyncio.wait_for(asyncio.gather(*asking), 60)
+    assert refused(budget, contract) is not None, "it has its place again"
+    slot.release(Status.SUCCESS)
+    assert refused(budget, contract) is None, "and gave it back, once"
+
+
+@pytest.mark.parametrize("how", ["ends", "is cancelled"])
+@pytest.mark.anyio
+async def test_a_call_that_waits_to_come_back_takes_no_place_after_its_end(budget: Budget, how: str) -> None:
+    contract = rated(concurrent=1)
+    slot = budget.admit(call(), contract, "a")
+
+    async def ask() -> None:
+        async with slot.left_to_others():
+            await asyncio.sleep(0)
+
+    asking = asyncio.ensure_future(ask())
+    await asyncio.sleep(0)
+    other = budget.admit(call(), contract, "b")
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not asking.done(), "there is no place"
+    if how == "ends":
+        slot.release(Status.UNKNOWN)
+    else:
+        asking.cancel()
+    await asyncio.wait_for(asyncio.gather(asking, return_exceptions=True), 60)
+    slot.release(Status.UNKNOWN)
+    other.release(Status.SUCCESS)
+    assert refused(budget, contract) is None

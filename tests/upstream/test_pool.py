@@ -687,6 +687,37 @@ async def test_one_call_at_a_time_tries_a_server_that_was_left_alone(monkeypatch
         assert await made.call() == OK
 
 
+async def test_calls_that_began_before_it_was_left_alone_are_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with watched(monkeypatch) as (made, failing, told):
+        failing.how = OWN_FAILURES["HTTP 503"]
+        await fail(made, 1)
+        began, fails = anyio.Event(), anyio.Event()
+
+        async def late(params: Json, exchange: Any) -> Json:
+            began.set()
+            await fails.wait()
+            raise OWN_FAILURES["HTTP 503"]
+
+        async def early() -> None:
+            with suppress(RingfenceError):
+                await made.call()
+
+        made.answer = far_end(tools_call=failing)
+        for wire in made.wires:
+            wire.answer = far_end(tools_call=late)
+        async with anyio.create_task_group() as group:
+            group.start_soon(early)
+            await began.wait()
+            for wire in made.wires:
+                wire.answer = far_end(tools_call=failing)
+            await fail(made, breaker.FAILURES - 1)
+            (circuit,) = made.pool._breakers._circuits.values()
+            circuit.not_before, circuit.trying = 0.0, True  # its pause is over, and a trial is under way
+            fails.set()
+        assert circuit.trying, "the trial is another call's"
+        assert [each["pause_seconds"] for each in told] == [10.0], "and did not fail"
+
+
 async def test_a_reload_that_changes_a_server_tries_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async with watched(monkeypatch) as (made, failing, _):
         failing.how = OWN_FAILURES["HTTP 503"]

@@ -118,9 +118,9 @@ def _answer(identifier: str, config_path: Path | None, demo: bool, reason: str |
         )
     if approval.state != "pending":
         common.fail(f"approval {approval.id} is {approval.state} already; there is nothing to answer")
-    reason = objection(approval, person)
-    if reason is not None:
-        common.fail(f"{person.name} may not answer this: {reason}")
+    problem = objection(approval, person)
+    if problem is not None:
+        common.fail(f"{person.name} may not answer this: {problem}")
     said = None if reason is None else Guard(_no_schema).message(reason, most=MOST_REASON)
     verb = "Approve" if approve else "Deny"
     if not confirm("\n".join(_in_full(approval)), f"{verb} this call as {safe(person.name)}?"):

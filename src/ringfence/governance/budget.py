@@ -104,7 +104,7 @@ class _Streak:
 class BudgetSlot:
     """A place that a call has taken; released with how the call ended. Releasing it twice is harmless."""
 
-    __slots__ = ("_asking", "_budget", "_call", "_digest", "_held", "_limits", "_open")
+    __slots__ = ("_asking", "_budget", "_call", "_digest", "_free", "_held", "_limits", "_open", "_returning")
 
     def __init__(self, budget: Budget, limits: Sequence[_Limit], call: Call, arguments_digest: str) -> None:
         self._budget = budget
@@ -114,6 +114,8 @@ class BudgetSlot:
         self._open = True
         self._held = True
         self._asking = 0
+        self._returning = 0
+        self._free = asyncio.Event()
 
     @contextmanager
     def set_aside(self, contract: Contract) -> Iterator[None]:
@@ -128,8 +130,10 @@ class BudgetSlot:
     @asynccontextmanager
     async def left_to_others(self) -> AsyncIterator[None]:
         """The same while a call that has begun waits for its client. It cannot be refused any more, so it goes on when
-        there is a place again, and before any call that has not begun."""
+        there is a place again, and before any call that has not begun. A server may ask several questions at a time:
+        the place comes back once, after the last answer."""
         self._asking += 1
+        self._free.set()
         if self._held:
             self._leave()
         ending = False
@@ -140,7 +144,7 @@ class BudgetSlot:
             raise
         finally:
             self._asking -= 1
-            if not (ending or self._held or self._asking):
+            if not ending:
                 await self._come_back()
 
     def _leave(self) -> None:
@@ -154,22 +158,30 @@ class BudgetSlot:
         self._held = True
 
     async def _come_back(self) -> None:
-        free = asyncio.Event()
-        for limit in self._limits:
-            limit.bucket.returning.append(free)
-        try:
-            while not all(limit.has_room() for limit in self._limits):
-                free.clear()
-                await free.wait()
-        finally:
+        """Wait for a place, unless the call ends, or waits for its client again."""
+        if not self._returning:
             for limit in self._limits:
-                limit.bucket.returning.remove(free)
-        self._enter()
+                limit.bucket.returning.append(self._free)
+        self._returning += 1
+        try:
+            while self._open and not (self._held or self._asking):
+                if all(limit.has_room() for limit in self._limits):
+                    self._enter()
+                else:
+                    self._free.clear()
+                    await self._free.wait()
+        finally:
+            self._free.set()
+            self._returning -= 1
+            if not self._returning:
+                for limit in self._limits:
+                    limit.bucket.returning.remove(self._free)
 
     def release(self, status: Status) -> None:
         if not self._open:
             return
         self._open = False
+        self._free.set()
         if self._held:
             self._leave()
         self._budget.note(self._call, self._digest, status)

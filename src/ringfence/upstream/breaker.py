@@ -57,19 +57,21 @@ class Breakers:
         """Make the call, or refuse it at once where the server is left alone. Raises Unavailable."""
         key = (server, principal.key)
         circuit = self._circuits.get(key)
-        if circuit is not None and circuit.pauses:
-            self._admit(server, circuit)
+        pauses = 0 if circuit is None else circuit.pauses
+        trial = circuit if pauses else None
+        if trial is not None:
+            self._admit(server, trial)
         try:
             answer = await call()
         except (Refused, OutcomeUnknown, Unavailable) as exc:
             if _is_its_own(exc):
-                await self._failed(key, principal, exc)
+                await self._failed(key, principal, exc, pauses)
             elif isinstance(exc, UpstreamFailed):
                 await self._answered(key, principal)
             raise
         finally:
-            if circuit is not None:
-                circuit.trying = False
+            if trial is not None:
+                trial.trying = False
         if key in self._circuits:
             await self._answered(key, principal)
         return answer
@@ -83,11 +85,12 @@ class Breakers:
             raise Unavailable("circuit_open", f"{why}, so it is left alone; {then}")
         circuit.trying = True
 
-    async def _failed(self, key: tuple[str, str], principal: Principal, exc: RingfenceError) -> None:
+    async def _failed(self, key: tuple[str, str], principal: Principal, exc: RingfenceError, pauses: int) -> None:
+        """`pauses`: how many there were when the call began."""
         circuit = self._circuits.setdefault(key, Circuit())
         circuit.failures += 1
         circuit.problem = str(getattr(exc, "reason_code", ""))
-        if circuit.failures < FAILURES or circuit.not_before > anyio.current_time():
+        if circuit.failures < FAILURES or circuit.pauses > pauses:
             return  # what began before it was left alone fails now: that is no further reason
         pause = PAUSES[min(circuit.pauses, len(PAUSES) - 1)]
         circuit.pauses += 1
