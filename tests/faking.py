@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -251,3 +252,12 @@ def chunked(data: bytes, cuts: list[int]) -> Iterator[bytes]:
     for start, end in zip([0, *places], [*places, len(data)], strict=True):
         if data[start:end]:
             yield data[start:end]
+
+
+async def broken(way: Way, kind: str) -> None:
+    """From now on no record of this kind can be written."""
+    with sqlite3.connect(way.store.folder / "ringfence.db") as database:
+        (last,) = database.execute("SELECT coalesce(max(id), 0) FROM records").fetchone()
+        # A kind is no JSON.
+        database.execute(f"CREATE INDEX broken ON records(json(kind)) WHERE kind = '{kind}' AND id > {last}")
+    database.close()

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,6 +109,28 @@ def test_what_a_person_sees(served: Served) -> None:
     assert json.loads(snippet[1])["mcpServers"]["ringfence"] == {"type": "http", "url": served.url}
     assert f"{served.url.removesuffix('/mcp')}/console/login#rft_" in served.started.wait_for("/console/login#")
     assert "without a box" not in shown
+
+
+def test_no_link_to_the_console_goes_into_a_journal(tmp_path: Path) -> None:
+    path = configured(tmp_path)
+    ours, journal = socket.socketpair()
+    with (
+        ours,
+        subprocess.Popen(
+            gateways.ringfence("serve", "--config", path, "--port", "0"),
+            stdout=journal.fileno(),
+            stderr=subprocess.DEVNULL,
+        ) as service,
+    ):
+        journal.close()
+        ours.settimeout(tooling.PATIENCE)
+        shown = b""
+        while b"/console" not in shown and (data := ours.recv(65536)):
+            shown += data
+        service.terminate()
+        while data := ours.recv(65536):
+            shown += data
+    assert b"ringfence console prints a link on your terminal" in shown and b"rft_" not in shown
 
 
 def test_a_server_without_a_box_is_told_of_at_each_start(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ from ringfence.secrets.redaction import TenantRedactor
 from ringfence.store.sqlite import Store
 from ringfence.store.transaction import Transaction
 from tests import tooling
-from tests.faking import DESK, OK, SHUT_IN, Client, Reply, Said, Way, contract, definition, governed, make_call
+from tests.faking import DESK, OK, SHUT_IN, Client, Reply, Said, broken, contract, definition, governed, make_call
 from tests.making import rule
 
 pytestmark = pytest.mark.anyio
@@ -435,15 +435,6 @@ async def test_a_call_cancelled_while_its_start_is_written_still_closes_once(
 
 
 # ── The store fails ──
-
-
-async def broken(way: Way, kind: str) -> None:
-    """From now on no record of this kind can be written."""
-    with sqlite3.connect(way.store.folder / "ringfence.db") as database:
-        (last,) = database.execute("SELECT coalesce(max(id), 0) FROM records").fetchone()
-        # A kind is no JSON.
-        database.execute(f"CREATE INDEX broken ON records(json(kind)) WHERE kind = '{kind}' AND id > {last}")
-    database.close()
 
 
 async def test_without_a_record_nothing_is_sent(tmp_path: Path) -> None:

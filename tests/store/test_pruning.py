@@ -28,6 +28,7 @@ from ringfence.audit.export import verify_export, verify_live, write_export
 from ringfence.audit.keys import Keys, load_or_create
 from ringfence.store import ApprovalQuestion, Conflict, Reader, Store, chainfiles, pruning
 from ringfence.store.clock import DAY
+from ringfence.store.history import FOLDER, CallSearch, History
 from tests.store.conftest import Drive
 from tests.store.test_recovery import crash
 
@@ -106,6 +107,26 @@ def test_what_is_older_goes_and_the_rest_verifies(
     first = next(store.reader().records(chain=store.chain))
     assert (first.seq, first.body["prev"]) == (12, entry["hash"])
     assert store.prune(moment, "anna").records == 0
+
+
+def test_what_was_pruned_stands_in_the_index_of_calls_no_more(store: Store, folder: Path, clock: Clock) -> None:
+    def ended(call_id: str) -> None:
+        body = {"call": {"id": call_id, "tool": "t", "principal": {"tenant": "local"}}, "message": f"said by {call_id}"}
+        store.write_sync(lambda tx: tx.append("finished", call_id, body))
+
+    history = History(folder, store.reader)
+    for number in range(3):
+        ended(f"old{number}")
+    moment = clock.now
+    ended("new")
+    assert history.catch_up(600) and len(history.find(CallSearch(), 9)) == 4
+    store.prune(moment, "anna")
+    kept = b"".join(file.read_bytes() for file in (folder / FOLDER).iterdir())
+    assert b"said by old1" not in kept and b"said by new" in kept, "nobody has looked at it yet"
+    assert [each.call_id for each in history.find(CallSearch(), 9)] == ["new"]
+    store.prune(clock.now + 1, "anna")
+    assert b"said by new" not in b"".join(file.read_bytes() for file in (folder / FOLDER).iterdir())
+    history.close()
 
 
 def test_a_log_goes_on_after_a_prune_and_is_pruned_again(

@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ringfence.core.model import ApprovalRule, Status
+from ringfence.core.errors import Unavailable
+from ringfence.core.model import ApprovalRule, Principal, ServerSpec, Status
 from ringfence.telemetry.metrics import GatewayMetrics
 from ringfence.telemetry.watch import CallWatcher
 from tests import gateways
-from tests.faking import OK, Said, contract, governed
+from tests.faking import OK, Said, broken, contract, governed
 from tests.tooling import ROOT
 
 anyio = pytest.mark.anyio
@@ -75,6 +76,21 @@ async def test_the_time_that_a_person_takes_is_apart_from_ours(tmp_path: Path) -
     found = parsed(metrics.text())
     assert value(found, "approval_wait_seconds_count") == 1
     assert value(found, "calls_total", status="approval_required") == 1
+
+
+@anyio
+async def test_a_start_that_could_not_be_recorded_runs_no_more(tmp_path: Path) -> None:
+    metrics = GatewayMetrics()
+    async with governed(tmp_path) as way:
+        way.pipeline._watcher = CallWatcher(metrics)
+        await broken(way, "started")
+        with pytest.raises(Unavailable):
+            await way.pipeline.server_start(ServerSpec("desk", command=("python",)), Principal("analyst"), never)
+    assert value(parsed(metrics.text()), "calls_running") == 0
+
+
+async def never() -> None:
+    raise AssertionError("nothing starts that is not on record")
 
 
 def test_what_boxes_send_is_counted_by_what_became_of_it() -> None:

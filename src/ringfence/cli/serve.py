@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import ssl
+import stat
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -159,9 +160,20 @@ async def _tell_console(app: App, base: str) -> None:
     if identity.person_of(app.config.people, identity.os_user()) is None:
         print(f"Console, for people with a token (ringfence token create --person NAME): {base}/console\n", flush=True)
         return
+    if _goes_to_a_journal():
+        print(f"Console: {base}/console (ringfence console prints a link on your terminal)\n", flush=True)
+        return
     made, link = new_link()
     await app.store.write(lambda tx: tx.put_token(made))
     print(f"Console, by a link that works once, within {LINK_SECONDS // 60} minutes:\n\n  {base}{link}\n", flush=True)
+
+
+def _goes_to_a_journal() -> bool:
+    """Whether stdout is that of a service: a journal keeps it, and others may read that."""
+    try:
+        return stat.S_ISSOCK(os.fstat(sys.stdout.fileno()).st_mode)
+    except (OSError, ValueError):
+        return False
 
 
 def _identify(app: App, token: str | None = None, *, by_account: bool = True) -> Identify:

@@ -12,8 +12,8 @@ from ringfence.core.record import dataclass
 
 _FIRST = ("title", "description")
 """Shown first: a model reads these."""
-_MOST_COMPARED = 2_000
-"""Lines. Comparing many costs their square, and a server decides how many there are."""
+_MOST_COMPARED = 10_000
+"""Pairs of lines. A server decides how many there are, and comparing lines that repeat costs more than their square."""
 
 Sign = Literal[" ", "-", "+"]
 
@@ -52,7 +52,16 @@ def ordered(body: Json) -> list[str]:
 def compared(before: str, after: str) -> Iterator[tuple[Sign, str]]:
     """The lines of both, and which of them are gone or new."""
     old, new = before.split("\n"), after.split("\n")
-    if len(old) + len(new) > _MOST_COMPARED:
+    shorter = min(len(old), len(new))
+    head = next((at for at in range(shorter) if old[at] != new[at]), shorter)
+    tail = next((at for at in range(shorter - head) if old[-1 - at] != new[-1 - at]), shorter - head)
+    yield from ((" ", line) for line in old[:head])
+    yield from _compared(old[head : len(old) - tail], new[head : len(new) - tail])
+    yield from ((" ", line) for line in old[len(old) - tail :])
+
+
+def _compared(old: list[str], new: list[str]) -> Iterator[tuple[Sign, str]]:
+    if len(old) * len(new) > _MOST_COMPARED:
         yield from (("-", line) for line in old)
         yield from (("+", line) for line in new)
         return

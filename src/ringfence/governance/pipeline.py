@@ -212,6 +212,7 @@ class Pipeline:
             work: Callable[[Transaction], Receipt] = lambda tx: tx.append("started", call.id, journal.started(state))  # noqa: E731
             state.started = await self._store.write(work, durable=state.durable)
         except StoreError:
+            self._watched(state, Outcome(Status.UNAVAILABLE, "store"))
             raise Unavailable("store", f"the start of server {spec.name} could not be recorded") from None
         state.dispatched = True
         outcome = Outcome(Status.SUCCESS, "ok")
@@ -776,11 +777,11 @@ class Pipeline:
             self._store.owe(state.call.id)
             status = Status.UNKNOWN if state.dispatched else Status.UNAVAILABLE
             lost = Outcome(status, "store", own_words("the outcome could not be recorded, so it is withheld"))
-            return self._seen(state, _completed(lost, facts.build(facts.Ending(state, lost, state.wall_ms))))
-        return self._seen(state, _completed(outcome, call_facts, receipt))
+            return self._watched(state, _completed(lost, facts.build(facts.Ending(state, lost, state.wall_ms))))
+        return self._watched(state, _completed(outcome, call_facts, receipt))
 
     @staticmethod
-    def _seen(state: CallState, outcome: Outcome) -> Outcome:
+    def _watched(state: CallState, outcome: Outcome) -> Outcome:
         """Whoever watches is told of the end when it is on record."""
         if state.watch is not None:
             state.watch.ended(state.contract, outcome, removed=sum(state.redactions.values()))

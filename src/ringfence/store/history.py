@@ -185,7 +185,7 @@ class History:
                         connection.execute("UPDATE seen SET last = ?", (found[-1][0],))
                     else:
                         _settle(connection, reader, settled)
-                        # What was pruned is gone here, too.
+                        # What was pruned meanwhile is gone here, too.
                         connection.execute("DELETE FROM calls WHERE id < ?", (reader.first_ended(),))
                     connection.execute("COMMIT")
                 except BaseException:
@@ -267,7 +267,7 @@ class History:
         with self._turn:
             try:
                 if self._connection is None:
-                    self._connection = self._opened()
+                    self._connection = _opened(self._folder)
                     weakref.finalize(self, self._connection.close)
                 yield self._connection
             except sqlite3.Error as exc:
@@ -279,24 +279,49 @@ class History:
             self._connection.close()
             self._connection = None
 
-    def _opened(self) -> sqlite3.Connection:
-        path = self._folder / _FILE
+
+def forget_pruned(folder: Path, log: sqlite3.Connection) -> None:
+    """What the log of a state folder holds no more stands in its index no more, either. Raises StoreError."""
+    place = folder / FOLDER
+    if not (place / _FILE).is_file():
+        return
+    try:
+        with contextlib.closing(_opened(place)) as connection:
+            there = {row[0] for row in log.execute("SELECT id FROM records WHERE kind = 'finished'")}
+            gone = [row for row in connection.execute("SELECT id FROM calls") if row[0] not in there]
+            connection.execute("BEGIN IMMEDIATE")
+            connection.executemany("DELETE FROM calls WHERE id = ?", gone)
+            connection.execute("COMMIT")
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    except sqlite3.Error as exc:
+        text = f"the log is pruned, but its index in {place} still has what went ({exc}); remove that folder"
+        raise StoreError(text) from exc
+
+
+def _opened(place: Path) -> sqlite3.Connection:
+    path = place / _FILE
+    try:
+        place.mkdir(mode=0o700, exist_ok=True)
+        if system.stranger(place.lstat()) or place.is_symlink():
+            raise StoreError(f"{place} is not a folder of this user's; move it away")
+        _make(path)
         try:
-            self._folder.mkdir(mode=0o700, exist_ok=True)
-            if system.stranger(self._folder.lstat()) or self._folder.is_symlink():
-                raise StoreError(f"{self._folder} is not a folder of this user's; move it away")
-            with contextlib.suppress(FileExistsError):
-                os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | system.PLAIN, 0o600))
-            try:
-                return _connected(path)
-            except (sqlite3.DatabaseError, _OtherVersion):
-                # It can be made anew, and what it held is in the log.
-                for name in (_FILE, f"{_FILE}-wal", f"{_FILE}-shm", f"{_FILE}-journal"):
-                    (self._folder / name).unlink(missing_ok=True)
-                os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | system.PLAIN, 0o600))
-                return _connected(path)
-        except OSError as exc:
-            raise StoreError(f"the index of calls cannot be kept in {self._folder}: {exc.strerror or exc}") from exc
+            return _connected(path)
+        except sqlite3.OperationalError:
+            raise  # busy, or no room: others may be using it
+        except (sqlite3.DatabaseError, _OtherVersion):
+            # It can be made anew, and what it held is in the log.
+            for name in (_FILE, f"{_FILE}-wal", f"{_FILE}-shm", f"{_FILE}-journal"):
+                (place / name).unlink(missing_ok=True)
+            _make(path)
+            return _connected(path)
+    except OSError as exc:
+        raise StoreError(f"the index of calls cannot be kept in {place}: {exc.strerror or exc}") from exc
+
+
+def _make(path: Path) -> None:
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | system.PLAIN, 0o600))
 
 
 class _OtherVersion(Exception):

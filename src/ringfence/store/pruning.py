@@ -42,6 +42,7 @@ from ringfence.core.model import Json
 from ringfence.core.record import dataclass
 from ringfence.store import clock
 from ringfence.store.chainfiles import ChainLock, CheckpointFile, checkpoint_path
+from ringfence.store.history import forget_pruned
 from ringfence.store.rows import RECORD, Conflict, recent_times, record_from
 from ringfence.store.schema import connect
 from ringfence.store.transaction import Transaction
@@ -103,12 +104,12 @@ class Pruning:
         try:
             with contextlib.closing(connect(self._folder)) as connection:
                 left = self._finish(connection)
-                ends = self._plan(connection, before)
-                if not ends:
-                    return Prune(len(left), sum(left.values()))
-                self._put_on_record(ends, before, by)
-                self._sign(ends, before, by)
-                gone = self._finish(connection)
+                gone: dict[str, int] = {}
+                if ends := self._plan(connection, before):
+                    self._put_on_record(ends, before, by)
+                    self._sign(ends, before, by)
+                    gone = self._finish(connection)
+                forget_pruned(self._folder, connection)
             return Prune(len(left | gone), sum(left.values()) + sum(gone.values()))
         except sqlite3.Error as exc:
             raise StoreError(f"the log could not be pruned: {exc}") from exc

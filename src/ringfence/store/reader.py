@@ -144,8 +144,9 @@ class Reader:
         return newest, [str(row[0]) for row in self._all(text, [number, newest, SETTLED])]
 
     def first_ended(self) -> int:
-        """The place of the first that is still there."""
-        return int(self._all("SELECT coalesce(min(id), 0) FROM records WHERE kind = 'finished'")[0][0])
+        """The place of the first that is still there; where there is none, that of the next."""
+        text = "SELECT coalesce((SELECT min(id) FROM records WHERE kind = 'finished'), max(id) + 1, 0) FROM records"
+        return int(self._all(text)[0][0])
 
     def last_number(self) -> int:
         """The place of the newest record of all."""
