@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ringfence.core import canonical
 from ringfence.core.box import CommandRules, Listening, Mount
 from ringfence.core.errors import Refused
-from ringfence.core.model import Contract, Definition, Mode, Rate, ResultPolicy, Retry, Status, Transport
+from ringfence.core.model import Contract, Definition, LabelWhen, Mode, Rate, ResultPolicy, Retry, Status, Transport
 from ringfence.core.schema import MAX_COST, Schema
 from ringfence.governance.contract import (
     GONE,
@@ -88,7 +88,8 @@ def test_every_key_arrives() -> None:
         redact=["[0-9]+"],
         result={"max_bytes": 10, "fields": ["id"], "trust": "untrusted"},
         effects={"reversible": True},
-        labels=["private"],
+        labels=["private", {"label": "external_sink", "when": "has(args.to)"}],
+        place="args.path",
         meta=["vendor.example/x"],
         record="full",
     )
@@ -141,6 +142,7 @@ def test_the_digest_covers_every_other_field() -> None:
         "retry": Retry(1), "idempotent": True, "idempotent_key": "k", "rate": Rate(1),
         "approval": "always", "log": replace(base.log, result="names"), "redact": ("x",), "result": ResultPolicy(1),
         "effects": replace(base.effects, reversible=True), "labels": ("l",), "meta": ("m",),
+        "labels_when": (LabelWhen("l", "true"),), "place": "args.p",
         "record": "full",
     }  # fmt: skip
     assert set(others) == {field.name for field in fields(Contract)} - {"digest"}

@@ -23,7 +23,8 @@ from ringfence.compose.runs import contracts_of
 from ringfence.config import Config
 from ringfence.core import canonical
 from ringfence.core.errors import Refused, Unavailable
-from ringfence.core.model import Call, Contract, Json, Principal, ServerSpec, Status, Transport
+from ringfence.core.labels import flow_of, labelled
+from ringfence.core.model import Call, Contract, Flow, Json, Principal, ServerSpec, Status, Transport
 from ringfence.core.record import dataclass
 from ringfence.governance.approvals import Requirement
 from ringfence.governance.foresight import Foresight, Judgement
@@ -60,6 +61,12 @@ def can(
     args: str | None = typer.Option(
         None, "--args", metavar="JSON", help="Its arguments, a JSON object. Left out: they are taken as not known."
     ),
+    labels: str = typer.Option(
+        "",
+        "--labels",
+        metavar="A,B",
+        help="Labels in force, of what the agent read before: private,untrusted.",
+    ),
     config_path: Path | None = common.ConfigOption,
     demo: bool = common.DemoOption,
     as_json: options.PrintJson = False,
@@ -75,10 +82,12 @@ def can(
     \b
     ringfence can local create_ticket
     ringfence can local create_ticket --args '{"priority": "high"}'
+    ringfence can local send_mail --labels private,untrusted
     """
     arguments = None if args is None else _arguments(args)
     settings = common.demo_config() if demo else common.load(config_path)
-    answer = _answer(settings, principal_of(settings, agent), tool, arguments)
+    held = tuple(filter(None, (each.strip() for each in labels.split(","))))
+    answer = _answer(settings, principal_of(settings, agent), tool, arguments, held)
     if as_json:
         told = {"agent": agent, "tool": tool, "status": str(answer.status), "verdict": answer.verdict}
         common.dump({**told, "depends_on": list(answer.depends), "says": answer.headline, **answer.told})
@@ -105,9 +114,11 @@ def _arguments(text: str) -> Json:
 # ── The way of the call, as far as it can be known ────────────────────────────────────────────────
 
 
-def _answer(settings: Config, principal: Principal, tool: str, arguments: Json | None) -> _Answer:
+def _answer(
+    settings: Config, principal: Principal, tool: str, arguments: Json | None, held: tuple[str, ...] = ()
+) -> _Answer:
     name = tool.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    call = Call("call_none", principal, name, arguments or {}, origin="mcp-http")
+    call = Call("call_none", principal, name, arguments or {}, origin="mcp-http", flow=Flow((), held))
     ahead = foresight_of(settings)
     pins = pins_of(settings)
     try:
@@ -120,6 +131,10 @@ def _answer(settings: Config, principal: Principal, tool: str, arguments: Json |
             answer = _judged(ahead, decided)
         answer.stops.insert(0, ("contract", _contract(contract)))
         answer.stops.insert(1, ("arguments", schema))
+        if held or labelled(contract):
+            own = contract.labels if decided is None else flow_of(decided.call, contract).own
+            answer.stops.insert(2, ("labels", _labels(contract, own, held, known=decided is not None)))
+            answer.told |= {"labels": {"call": list(own), "in_force": list(held)}}
         answer.told |= {"contract": _contract_json(contract), "arguments": schema}
         if schema == _NOT_ACCEPTED and answer.status is not Status.DENIED:
             answer.headline += ", but it is not available before its definition is accepted (not_pinned)"
@@ -134,6 +149,12 @@ def _answer(settings: Config, principal: Principal, tool: str, arguments: Json |
         verdict = "deny" if isinstance(exc, Refused) else "unavailable"
         return _Answer(status, verdict, f"{headline} ({exc.reason_code}): {exc.message}", told=told)
     return answer
+
+
+def _labels(contract: Contract, own: tuple[str, ...], held: tuple[str, ...], *, known: bool) -> str:
+    may = [] if known else [f"perhaps {each.label}" for each in contract.labels_when if each.label not in own]
+    said = ", ".join((*own, *may)) or "none of its own"
+    return f"{said}; in force: {', '.join(held) or 'none (--labels says which are)'}"
 
 
 def _resolved(

@@ -166,6 +166,7 @@ def _contract(contract: Contract) -> Json:
     fields = _plain(asdict(contract))
     mounts = fields.pop("mounts")
     key = fields.pop("idempotent_key")
+    fields["labels"] = [*fields["labels"], *fields.pop("labels_when")]
     shown = {"digest": fields.pop("digest"), **fields}
     del shown["name"]
     shown["secrets"] = shown["secrets"] or "none"

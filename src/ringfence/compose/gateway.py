@@ -398,6 +398,7 @@ class App:
                 SERVER: own_lists(settings),
             },
             permissions=Permissions(settings.agents, settings.environment, settings.gateway.step_up),
+            label_seconds=settings.policy.label_seconds,
         )
 
     async def refresh(self) -> None:

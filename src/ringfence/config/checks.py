@@ -753,15 +753,6 @@ def check_unbuilt(draft: Draft) -> None:
     _unbuilt_sandbox(draft)
 
 
-def unbuilt_rule_keys(rule: schema.RuleEntry) -> list[tuple[str, str]]:
-    """Keys of a rule that nothing supplies yet."""
-    return [
-        (key, f"{key} {_NOT_BUILT}: nothing supplies what it would look at, so the rule would never match")
-        for key in ("taint_labels", "conditions")
-        if getattr(rule, key)
-    ]
-
-
 def _refuse(draft: Draft, where: Where, what: str) -> None:
     draft.problem(where, f"{what} {_NOT_BUILT}", key=True)
 

@@ -192,6 +192,8 @@ def _settings(old: Config, new: Config) -> Iterator[str]:
     kept: Mapping[str, Holds] = {"approval_wait_seconds": _no_more, "retention_seconds": _no_shorter, "log": _any}
     yield from _changes("gateway", old.gateway, new.gateway, kept)
     yield from _changes("sandbox", old.sandbox, new.sandbox, _SANDBOX)
+    if new.policy.label_seconds < old.policy.label_seconds:
+        yield "policy: what was read counts for a shorter time (label_seconds)"
     if old.policy.default != new.policy.default and new.policy.default != "deny":
         yield f"policy: what no rule matches changes from {old.policy.default} to {new.policy.default}"
 
@@ -244,6 +246,7 @@ _SERVER: Mapping[str, Holds] = {
     "volumes": _within,
     "network": lambda _old, new: new == "denied",
     "secrets": _within,
+    "labels": lambda old, new: _within(new, old),
 }
 
 

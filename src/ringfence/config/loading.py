@@ -271,6 +271,7 @@ def _server(draft: Draft, name: str, shape: schema.ServerEntry) -> ServerSpec:
         cwd=cwd,
         resources=tuple(shape.resources),
         prompts=tuple(shape.prompts),
+        labels=tuple(shape.labels),
         sampling=shape.sampling,
         elicitation=shape.elicitation,
         pins=shape.pins,
@@ -486,7 +487,8 @@ def read_policy(draft: Draft) -> _Policy:
                 draft.problem((*where, "files", index), f"{file} {problem.text}")
         else:
             draft.elsewhere.extend(problems)
-    return _read(found, PolicySettings(shape.preset, shape.default, files=tuple(files)))
+    settings = PolicySettings(shape.preset, shape.default, files=tuple(files), label_seconds=shape.label_seconds)
+    return _read(found, settings)
 
 
 def _read(found: _Rules, settings: PolicySettings) -> _Policy:
@@ -566,8 +568,6 @@ def _take(found: _Rules, at: YamlSource, where: Where, count: int) -> None:
                 at.problems.append(at.problem_inside(where_in, f"bad expression: {text}", line, column))
             elif path != ("approval",) or "action" not in written.broken:
                 at.problems.append(at.problem(where_in, text))
-        for key, text in checks.unbuilt_rule_keys(written.shape):
-            at.problems.append(at.problem((*written.where, key), text, key=True))
         _check_names(found.names, at, written)
         found.rules.append(rule)
 
@@ -618,6 +618,8 @@ def _rule(shape: schema.RuleEntry) -> Rule:
         normalize=shape.normalize,
         enabled=shape.enabled,
         mode=shape.mode,
+        taint_labels=tuple(shape.taint_labels),
+        conditions=dict(shape.conditions),
     )
 
 
@@ -673,6 +675,7 @@ def _case(found: _Rules, at: YamlSource, where: Where, told: dict[str, Problem])
         person=shape.person,
         environment=shape.environment,
         labels=None if shape.labels is None else tuple(shape.labels),
+        taint=tuple(shape.taint),
         mode=None if shape.mode is None else Mode(shape.mode),
         rules=None if shape.rules is None else tuple(shape.rules),
         not_rules=tuple(shape.not_rules),

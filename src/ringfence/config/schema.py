@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from ringfence.config import validators
+from ringfence.core.labels import WINDOW_SECONDS
 from ringfence.core.model import DEFAULT_TENANT
 
 
@@ -27,6 +28,10 @@ def _idempotent_form(value: Any) -> str:
 
 def _listen_form(value: Any) -> str:
     return "a mapping" if isinstance(value, dict) else "a word"
+
+
+def _label_form(value: Any) -> str:
+    return "a mapping" if isinstance(value, dict | LabelEntry) else "a word"
 
 
 Text = Annotated[str, Field(min_length=1)]
@@ -183,6 +188,7 @@ class ServerEntry(Shape):
     limits: LimitsSection | None = None
     resources: list[Glob] = []
     prompts: list[Glob] = []
+    labels: list[Word] = []
     sampling: Literal["deny", "ask", "allow"] = "deny"
     elicitation: Literal["deny", "ask"] = "ask"
     pins: Literal["accepted", "first_use"] = "accepted"
@@ -239,6 +245,12 @@ class EffectsSection(Shape):
     preview: Word | None = None
 
 
+class LabelEntry(Shape):
+    label: Word
+    when: Condition
+    placeholders: ClassVar[dict[str, Any]] = {"label": "_", "when": "true"}
+
+
 class CapabilityEntry(Shape):
     transport: Literal["mcp", "sandboxed_exec", "direct"] = "mcp"
     server: Word | None = None
@@ -269,7 +281,10 @@ class CapabilityEntry(Shape):
     redact: list[Text] = []
     result: ResultSection = ResultSection()
     effects: EffectsSection = EffectsSection()
-    labels: list[Word] = []
+    labels: list[
+        Annotated[Annotated[Word, Tag("a word")] | Annotated[LabelEntry, Tag("a mapping")], Discriminator(_label_form)]
+    ] = []
+    place: Condition | None = None
     meta: list[MetaKey] = []
     record: Literal["facts", "full"] = "facts"
 
@@ -353,7 +368,7 @@ class RuleEntry(Shape):
     priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] = 100
     tool_patterns: list[str] = []
     argument_patterns: dict[str, str] = {}
-    taint_labels: list[Any] = []
+    taint_labels: list[Word] = []
     conditions: dict[str, Any] = {}
     when: Condition | None = None
     agents: list[Glob] = []
@@ -380,6 +395,7 @@ class CaseEntry(Shape):
     person: Text | None = None
     environment: Word | None = None
     labels: list[Word] | None = None
+    taint: list[Word] = []
     mode: Literal["read", "write", "high_risk"] | None = None
     expect: Verdict
     rules: list[Word] | None = None
@@ -401,6 +417,7 @@ class CaseEntry(Shape):
 class PolicySection(Shape):
     preset: Annotated[str, AfterValidator(validators.preset)] = "standard"
     default: Literal["deny", "allow_read"] = "deny"
+    label_seconds: Annotated[float, Field(gt=0, le=31_536_000)] = WINDOW_SECONDS
     rules: list[Any] | None = []
     files: list[Text] = []
     cases: list[Any] | None = []

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ringfence.core import canonical
 from ringfence.core.box import SetUp
 from ringfence.core.errors import Problem
+from ringfence.core.labels import WINDOW_SECONDS
 from ringfence.core.model import (
     AgentSpec,
     ApprovalRule,
@@ -79,6 +80,8 @@ class PolicySettings:
     rules: tuple[Rule, ...] = ()
     """Those of the file itself, then those of the policy files, in order."""
     files: tuple[Path, ...] = ()
+    label_seconds: float = WINDOW_SECONDS
+    """How long what an agent read counts for what it does next."""
 
 
 @dataclass(frozen=True, slots=True)

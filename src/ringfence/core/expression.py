@@ -15,11 +15,12 @@ from typing import Any, TypeVar
 
 from ringfence.core import canonical
 from ringfence.core.aio import in_thread
+from ringfence.core.labels import flow_of
 from ringfence.core.model import Call, Contract, Json
 
 T = TypeVar("T")
 
-_VARIABLES = ("call", "args", "agent", "contract", "environment")
+VARIABLES = ("call", "args", "agent", "contract", "environment", "flow")
 _FROM_CALLERS = ("args", "call")
 _LISTS = (list, tuple)  # written out at each use, a union costs more than the look
 _MISSING = (
@@ -59,7 +60,7 @@ class Expression:
         self._error = cel.Type.ERROR
         # Converting what a condition does not mention would cost more than evaluating it.
         self._mentioned = tuple(
-            (name, _fields_named(name, source)) for name in _VARIABLES if re.search(rf"\b{name}\b", source)
+            (name, _fields_named(name, source)) for name in VARIABLES if re.search(rf"\b{name}\b", source)
         )
         try:
             self._program = environment.compile(source)
@@ -165,7 +166,7 @@ def _engine() -> tuple[Any, Any]:
     except ImportError:
         raise ExpressionError(_MISSING) from None
     any_map = cel.Type.Map(cel.Type.STRING, cel.Type.DYN)
-    named = dict.fromkeys(_VARIABLES, any_map) | {"environment": cel.Type.STRING}
+    named = dict.fromkeys(VARIABLES, any_map) | {"environment": cel.Type.STRING}
     return cel, cel.NewEnv(variables=named)
 
 
@@ -187,6 +188,7 @@ async def while_others_are_served(call: Call, judge: Callable[[], T]) -> T:
 def variables(call: Call, contract: Contract, environment: str) -> Json:
     """What a condition can see of a call."""
     principal = call.principal
+    flow = flow_of(call, contract)
     return {
         "call": {
             "tool": call.tool,
@@ -213,9 +215,10 @@ def variables(call: Call, contract: Contract, environment: str) -> Json:
             "mode": str(contract.mode),
             "transport": str(contract.transport),
             "network": contract.network,
-            "labels": list(contract.labels),
+            "labels": list(flow.own),
             "secrets": list(contract.secrets),
             "reversible": contract.effects.reversible,
         },
         "environment": environment,
+        "flow": {"labels": list(flow.labels), "bytes": len(canonical.dumps(call.arguments))},
     }

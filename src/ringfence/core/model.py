@@ -114,6 +114,16 @@ SYSTEM = Principal(agent="system", kind="system")
 
 
 @plain
+class Flow:
+    """The labels of one call: see `core/labels.py`."""
+
+    own: tuple[str, ...] = ()
+    """What its contract says of it, for these arguments."""
+    labels: tuple[str, ...] = ()
+    """Those in force: of what its agent read before, of what lies where it reads, and of what it touches itself."""
+
+
+@plain
 class Call:
     """One request to do something, as the front understood it."""
 
@@ -150,6 +160,8 @@ class Call:
     """Answers that a 2026-07-28 client gave before it was asked: used where a server does ask."""
     attached: Attached | None = None
     """Bytes beside the arguments, from a caller in this process."""
+    flow: Flow | None = None
+    """Its labels, once its contract is known; None: nothing here has any."""
 
     @property
     def session_named(self) -> Any:
@@ -199,6 +211,14 @@ class Effects:
 
 
 @plain
+class LabelWhen:
+    """A label that calls have where a condition holds."""
+
+    label: str
+    when: str
+
+
+@plain
 class Contract:
     """What one capability may do. `digest` covers every field but itself."""
 
@@ -231,6 +251,10 @@ class Contract:
     result: ResultPolicy = ResultPolicy()
     effects: Effects = Effects()
     labels: tuple[str, ...] = ()
+    labels_when: tuple[LabelWhen, ...] = ()
+    """Labels that depend on the arguments."""
+    place: str | None = None
+    """A CEL expression over `args`: what of its server a call reads or writes, to which labels stick."""
     meta: tuple[str, ...] = ()
     """Keys of a call's `_meta` that may reach the server."""
     record: Literal["facts", "full"] = "facts"
@@ -416,6 +440,16 @@ class Rule:
     enabled: bool = True
     mode: Literal["enforce", "shadow"] = "enforce"
     """In shadow mode it decides nothing; what it would have done is told."""
+    taint_labels: tuple[str, ...] = ()
+    """It matches where any of these is in force."""
+    conditions: Mapping[str, Any] = field(default_factory=dict)
+    """What a condition could see, by dotted name, and the value that it must have."""
+    taint_all: tuple[str, ...] = ()
+    """Only presets set this and the next two: all of these are in force."""
+    sink: bool = False
+    """Only calls that send something out of our hands."""
+    exports: Literal["", "large", "secrets"] = ""
+    """Only what is long, or what looks like a secret."""
 
 
 # ── What happens to a call ────────────────────────────────────────────────────────────────────────
@@ -587,6 +621,8 @@ class ServerSpec:
     resources: tuple[str, ...] = ()
     """Glob patterns of the URIs that may be read."""
     prompts: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    """Of its resources, prompts and completions, which have no contract that could say so."""
     sampling: Literal["deny", "ask", "allow"] = "deny"
     elicitation: Literal["deny", "ask"] = "ask"
     pins: Literal["accepted", "first_use"] = "accepted"

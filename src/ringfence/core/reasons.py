@@ -48,6 +48,10 @@ _CALLER = {
         "The rules were changed while the call waited, so it was not begun, or did not get its client's answer.",
         "Make the call again. The current rules decide, and ask a person again if they require it.",
     ),
+    "labels_changed": (
+        "What the call would send lies in a place that got another label while it was decided.",
+        "Make the call again; it is decided by all labels.",
+    ),
     "key_conflict": ("The idempotency key was used for another request.", "Use a different key for each request."),
     "no_key": (
         "The contract derives a key from arguments that the call does not have.",

@@ -54,6 +54,9 @@ def outcome_meta(outcome: Outcome, call: Call) -> Json:
     if outcome.approval_id is not None:
         about["approval_id"] = outcome.approval_id
     meta: Json = {"ringfence/outcome": about, "ringfence/facts": outcome.facts}
+    labels = outcome.facts.get("labels")
+    if labels and labels["result"] and outcome.result is not None:
+        meta["ringfence/labels"] = labels["result"]
     if outcome.receipt is not None:
         receipt = outcome.receipt
         meta["ringfence/receipt"] = {"chain": receipt.chain, "seq": receipt.seq, "head": receipt.head}

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 
 from ringfence.core import canonical
 from ringfence.core.model import Call, Contract, Decision, Json
-from ringfence.governance import journal, question
+from ringfence.governance import flow, journal, question
 from ringfence.governance.approvals import Requirement
 from ringfence.governance.guard import Guard
 from ringfence.governance.journal import CallState
@@ -38,6 +38,8 @@ def binding(rules: Rulebook, state: CallState, contract: Contract, requirement: 
     if spec is not None:
         # What runs, where, and what it has: all that the operator wrote of it. A secret's value is no part of it.
         bound["server"] = canonical.digest(asdict(spec))
+    if state.flow is not None and state.decision is not None and rules.policy.by_labels(state.decision):
+        bound["labels"] = [sorted(state.flow.own), list(state.flow.flow.labels)]
     if state.programs:
         bound["programs"] = [each.digest for each in state.programs]
     if state.opening is not None:
@@ -120,6 +122,8 @@ def summary(guard: Guard, state: CallState) -> Json:
         "effects": question.of_effects(state.possible),
         **beside,
     }
+    if state.flow is not None and flow.as_fact(state.flow) is not None:
+        shown["labels"] = flow.shown(state.flow)
     programs = asked_for(call, contract)
     if programs:
         shown["programs"] = list(programs)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from ringfence.core.errors import Refused
-from ringfence.core.model import Call, Contract, Mode, Principal
+from ringfence.core.model import Call, Contract, Flow, Mode, Principal
 from ringfence.core.record import dataclass
 from ringfence.governance.cases import PolicyCase
 from ringfence.governance.foresight import Foresight, Judgement
@@ -50,13 +50,13 @@ def _call(case: PolicyCase, ahead: Foresight, principal: Principal) -> tuple[Cal
     if case.roles:
         principal = replace(principal, roles=frozenset(case.roles))
     call = Call("call_case", principal, case.tool, case.arguments, case.kind, "mcp-http", server=case.server)
-    call = replace(call, meta=case.meta)
+    call = replace(call, meta=case.meta, flow=Flow((), case.taint))
     if case.kind == "tool" and case.tool not in ahead.contracts:
         contract = Contract(case.tool, server=case.server, tool=case.tool, mode=case.mode or Mode.WRITE)
         contract = replace(contract, meta=tuple(case.meta))
     else:
         call, contract = ahead.contract(call)
-    return call, contract if case.labels is None else replace(contract, labels=case.labels)
+    return call, contract if case.labels is None else replace(contract, labels=case.labels, labels_when=())
 
 
 def _unlike(case: PolicyCase, got: Judgement) -> Iterator[str]:

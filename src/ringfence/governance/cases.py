@@ -33,6 +33,8 @@ class PolicyCase:
     """None: that of the configuration."""
     labels: tuple[str, ...] | None = None
     """None: those of the contract."""
+    taint: tuple[str, ...] = ()
+    """Labels that are in force: of what its agent read before."""
     mode: Mode | None = None
     """Of a tool that has no contract."""
     rules: tuple[str, ...] | None = None

@@ -17,11 +17,13 @@ from ringfence.core import canonical
 from ringfence.core.box import CommandRules, Listening, Mount
 from ringfence.core.errors import Refused
 from ringfence.core.expression import Expression, ExpressionError
+from ringfence.core.labels import labelled
 from ringfence.core.model import (
     Call,
     Contract,
     Definition,
     Effects,
+    LabelWhen,
     LogPolicy,
     Mode,
     Rate,
@@ -64,6 +66,7 @@ def build(name: str, given: Mapping[str, Any]) -> tuple[Contract, list[ContractP
     if result.get("max_chars") is None and transport is Transport.SANDBOXED_EXEC:
         result["max_chars"] = _OWN_CHARS
     environments = given.get("environments")
+    written = given.get("labels") or ()
     contract = Contract(
         name=name,
         transport=transport,
@@ -90,7 +93,9 @@ def build(name: str, given: Mapping[str, Any]) -> tuple[Contract, list[ContractP
         redact=tuple(given.get("redact") or ()),
         result=ResultPolicy(**result),
         effects=Effects(**(given.get("effects") or {})),
-        labels=tuple(given.get("labels") or ()),
+        labels=tuple(each for each in written if isinstance(each, str)),
+        labels_when=tuple(LabelWhen(**each) for each in written if not isinstance(each, str)),
+        place=given.get("place"),
         meta=tuple(given.get("meta") or ()),
         record=given.get("record") or "facts",
     )
@@ -154,6 +159,11 @@ def _contradictions(contract: Contract) -> Iterator[ContractProblem]:
             Expression(contract.idempotent_key, result="text")
         except ExpressionError as exc:
             yield ("idempotent", "key"), f"{exc.text} (at {exc.line}:{exc.column} of the key)"
+    for each in contract.labels_when:
+        if problem := _expression_problem(each.when, "bool"):
+            yield ("labels",), f"when of {each.label}: {problem}"
+    if contract.place is not None and (problem := _expression_problem(contract.place, "text")):
+        yield ("place",), problem
     for index, pattern in enumerate(contract.redact):
         try:
             re2.compile(pattern, _re2_options)
@@ -161,6 +171,14 @@ def _contradictions(contract: Contract) -> Iterator[ContractProblem]:
             detail = exc.args[0]
             text = detail.decode("utf-8", "replace") if isinstance(detail, bytes) else str(detail)
             yield ("redact", index), f"bad pattern: {text}"
+
+
+def _expression_problem(source: str, result: str) -> str | None:
+    try:
+        Expression(source, result=result)
+    except ExpressionError as exc:
+        return f"{exc.text} (at {exc.line}:{exc.column})"
+    return None
 
 
 # ── Schemas ───────────────────────────────────────────────────────────────────────────────────────
@@ -303,6 +321,12 @@ class Catalog:
         self._compiled: dict[str, dict[str, int]] = {}
         """By server, the digests of the definitions whose schemas were compiled, and what that took."""
         self._usable: dict[str, Capability | Refused] = {n: self._usability(c) for n, c in self._contracts.items()}
+
+        self.labelled = any(map(labelled, self._contracts.values()))
+        """Whether any call can have a label."""
+        placed = [each for each in self._contracts.values() if each.place is not None]
+        self.placed = frozenset(each.server or self.bindings.get(each.tool) for each in placed)
+        """Servers of which some contract says to what in them labels stick."""
 
     def __contains__(self, name: str) -> bool:
         """Whether there is a capability of this name, offered or not."""

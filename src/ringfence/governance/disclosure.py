@@ -88,6 +88,7 @@ FACTS: Mapping[str, Fact] = {
     "session": Fact(_names_context, _WHOLE),
     "effect_basis": _OURS,
     "lasts": _OURS,
+    "labels": _OURS,
     "late": Fact(_theirs, OnRecord.PARTS, _LATE),
     "left": _OURS,
     "claimed": _OURS,

@@ -17,6 +17,7 @@ from ringfence.core.box import BoxReport, Captured, Ran
 from ringfence.core.model import Effect, Json, Mode, Outcome, Status
 from ringfence.core.record import dataclass
 from ringfence.core.sessions import Within
+from ringfence.governance import flow
 from ringfence.governance.effects import PossibleEffects
 from ringfence.governance.journal import CallState
 from ringfence.packages.index_address import INDEX_HOST
@@ -97,6 +98,8 @@ def build(ending: Ending) -> Json:
         found.update(_of_session(ending.state.within))
     if decision is not None and decision.shadow is not None:
         found["shadow"] = {"rules": list(decision.shadow.rules), "verdict": decision.shadow.verdict}
+    if ending.state.flow is not None and (labels := flow.as_fact(ending.state.flow)) is not None:
+        found["labels"] = labels
     if ending.state.lasts is not None and changed is Effect.CONFIRMED:
         found["lasts"] = ending.state.lasts
     if ending.state.possible.declared_read and ending.state.dispatched:

@@ -13,11 +13,13 @@ from functools import partial
 
 from ringfence.core.errors import Refused
 from ringfence.core.expression import variables
-from ringfence.core.model import Call, Contract, Decision, ServerSpec, Status, Transport
+from ringfence.core.labels import in_force
+from ringfence.core.model import Call, Contract, Decision, Flow, ServerSpec, Status, Transport
 from ringfence.core.quoting import quoted
 from ringfence.core.record import dataclass
 from ringfence.governance import approval_binding, call_meta
 from ringfence.governance.approvals import ApprovalTerms, Requirement
+from ringfence.governance.flow import own_labels
 from ringfence.governance.policy import Policy, Weighed, both, joined, looks_within, verdict, widened
 from ringfence.governance.rulebook import implicit_contract, is_listed, settled
 from ringfence.sandbox.tools.toolkit import carried_code, may_run_as
@@ -111,7 +113,7 @@ class Foresight:
     def judge(self, call: Call, contract: Contract) -> Judgement:
         """What policy, the contract and the approvals say of this call."""
         carried = call_meta.split(call.meta, contract.meta)
-        call = replace(call, meta=carried.meta, traced=carried.trace)
+        call = self._labelled(replace(call, meta=carried.meta, traced=carried.trace), contract)
         decision = self.policy.decide(call, contract)
         if contract.commands is not None and decision.allowed:
             decision = approval_binding.for_programs(decision, call, contract)
@@ -124,6 +126,12 @@ class Foresight:
             requirement = self.approvals.requirement(contract, decision, see)
         return Judgement(call, contract, decision, requirement, self.policy.decisive(decision))
 
+    def _labelled(self, call: Call, contract: Contract) -> Call:
+        """The call with the labels of this contract, and those in force that it is said to have."""
+        before = call.flow or Flow()
+        own = tuple(dict.fromkeys((*before.own, *own_labels(call, contract, self.environment))))
+        return replace(call, flow=Flow(own, in_force(own, before.labels)))
+
     def _as_program(self, call: Call, decision: Decision, tool: str, arguments: dict[str, object]) -> Decision:
         """Code is code, whichever call brings it: the decision on it as a call of what would run it."""
         programs = self._programs(tool)
@@ -131,7 +139,7 @@ class Foresight:
             text = f"{call.tool} would run code as {tool} does, and that is not offered here"
             return replace(decision, allowed=False, asks=(), sandbox=False, reason=text)
         for each in programs:
-            also = replace(call, tool=each.name, arguments=arguments)
+            also = self._labelled(replace(call, tool=each.name, arguments=arguments), each)
             asks = self.approvals.asked_by(each, partial(variables, also, each, self.environment))
             decision = joined(decision, self.policy.decide(also, each), each.name, asks)
         return decision
@@ -143,6 +151,9 @@ class Foresight:
 
     def weigh(self, call: Call, contract: Contract) -> Weighed:
         """What policy says of calls like this one, of which no arguments are known."""
+        if call.flow is not None:
+            own = tuple(dict.fromkeys((*call.flow.own, *contract.labels)))
+            call = replace(call, flow=Flow(own, in_force(own, call.flow.labels)))
         got = self.policy.weigh(call, contract, lambda _: None)
         tool = may_run_as(contract)
         if tool is None:

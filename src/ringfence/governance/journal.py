@@ -39,6 +39,7 @@ from ringfence.core.sessions import Within
 from ringfence.governance import disclosure
 from ringfence.governance.budget import BudgetSlot
 from ringfence.governance.effects import NO_EFFECTS, PossibleEffects
+from ringfence.governance.flow import FlowState
 from ringfence.governance.idempotency import IdempotencyKey
 from ringfence.store import Approval
 
@@ -80,6 +81,8 @@ class CallState:
     contract: Contract | None = None
     definition: Definition | None = None
     decision: Decision | None = None
+    flow: FlowState | None = None
+    """Its labels; None: nothing here has any."""
     programs: tuple[Contract, ...] = ()
     """The contracts for programs that it was decided by as well, because it runs code as they do."""
     opening: Contract | None = None
@@ -150,6 +153,7 @@ class CallState:
             contract=self.contract,
             definition=self.definition,
             decision=self.decision,
+            flow=self.flow,
             possible=self.possible,
             approval=self.approval,
             slot=self.slot,
@@ -400,7 +404,7 @@ def _texts(value: Any) -> Iterator[str]:
             left.extend(reversed(value))
 
 
-_REPEATED = ("contract_digest", "rules", "shadow", "ended", "effect", "effect_basis", "lasts")
+_REPEATED = ("contract_digest", "rules", "shadow", "ended", "effect", "effect_basis", "lasts", "labels")
 _COUNTED = ("output", "usage", "network", "session")
 _ECHOED = ("call_id", "decision_id")
 _ENDED = ("message", "replayed_from", "attempts", "status", "reason_code", "effect")

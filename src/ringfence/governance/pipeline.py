@@ -22,6 +22,7 @@ from urllib.parse import unquote
 from ringfence.core import aio, canonical
 from ringfence.core.errors import OutcomeUnknown, Refused, StoreError, Unavailable, UpstreamFailed, WorkProgress
 from ringfence.core.expression import variables, while_others_are_served
+from ringfence.core.labels import in_force
 from ringfence.core.model import (
     SYSTEM,
     Answer,
@@ -29,6 +30,7 @@ from ringfence.core.model import (
     Contract,
     Decision,
     Effect,
+    Flow,
     Grant,
     GuardedText,
     Json,
@@ -42,7 +44,7 @@ from ringfence.core.model import (
 )
 from ringfence.core.ports import Channel
 from ringfence.core.quoting import quoted
-from ringfence.governance import approval_binding, budget, call_meta, effects, facts, idempotency, journal
+from ringfence.governance import approval_binding, budget, call_meta, effects, facts, flow, idempotency, journal
 from ringfence.governance.approvals import Requirement, unproven
 from ringfence.governance.budget import Budget
 from ringfence.governance.client_answers import AnswerChannel
@@ -356,6 +358,7 @@ class Pipeline:
             await self._as_opening(rules, state, outside.opened_by)
 
     async def _policy(self, rules: Rulebook, state: CallState, contract: Contract) -> None:
+        self._labels(rules, state, contract)
         decision = state.decision = await rules.policy.decided(state.call, contract)
         if contract.commands is not None and decision.allowed:
             state.decision = approval_binding.for_programs(decision, state.call, contract)
@@ -366,6 +369,20 @@ class Pipeline:
         elif decision.asks and state.call.kind in ASIDE:
             text = f"Refused by policy: {decision.reason}, and no person can be asked for {state.call.method}"
             raise Refused(Status.DENIED, "policy", text)
+
+    def _labels(self, rules: Rulebook, state: CallState, contract: Contract) -> None:
+        """Which labels the call has, and which are in force. Raises StoreError."""
+        if rules.labelled and state.call.kind not in ASIDE:
+            state.flow = flow.begun(rules, self._store, state.call, contract, time.time())
+            state.call = replace(state.call, flow=state.flow.flow)
+
+    @staticmethod
+    def _labelled_as(rules: Rulebook, call: Call, contract: Contract) -> Call:
+        """The call as one of another capability as well, with the labels of that, too."""
+        if call.flow is None:
+            return call
+        own = tuple(dict.fromkeys((*call.flow.own, *flow.own_labels(call, contract, rules.environment))))
+        return replace(call, flow=Flow(own, in_force(own, call.flow.labels)))
 
     async def _as_program(self, rules: Rulebook, state: CallState, tool: str, arguments: Json) -> None:
         """Code is code, whichever call brings it: what policy, contracts and people demand of the tool that would run
@@ -382,7 +399,7 @@ class Pipeline:
         for each in state.programs:
             if permission.calls(each.name):
                 rules.permissions.require_scope(state.call.principal, each.name)
-            call = replace(state.call, tool=each.name, arguments=arguments)
+            call = self._labelled_as(rules, replace(state.call, tool=each.name, arguments=arguments), each)
             decision = await rules.policy.decided(call, each)
             asks = await self._asked_by(rules, call, each)
             state.decision = joined(state.decision, decision, each.name, asks)
@@ -406,7 +423,7 @@ class Pipeline:
         if opening is None:
             text = f"{name}, by which this session was opened, is not offered here any more"
             raise Refused(Status.DENIED, "policy", f"Refused by policy: {text}")
-        call = replace(state.call, tool=opening.name)
+        call = self._labelled_as(rules, replace(state.call, tool=opening.name), opening)
         rules.permissions.of(call.principal).require_tool(call, ())
         rules.permissions.require_scope(call.principal, opening.name)
         decision = await rules.policy.decided(call, opening)
@@ -486,24 +503,19 @@ class Pipeline:
         state.isolation = self._dispatcher.isolation(contract)
         forked = [] if state.opening is None else [state.opening] * state.call.arguments["count"]
         spent = [each for each in (contract, *forked) if each.rate.per_day is not None]
-        of_agent = None if state.call.kind in ASIDE else rules.permissions.of(state.call.principal).quota.per_day
+
+        notes = state.flow if state.flow is not None and flow.unsaid(state.flow) else None
 
         def work(tx: Transaction) -> tuple[Receipt, Approval | None]:
             approval: Approval | None = None
+            if notes is not None:
+                flow.note(tx, notes)
             # The key first: the call that has it may also have used the approval, and is then to be joined.
             if key is not None and tx.take_key(key.scope, key.name, key.request_digest, state.call.id) is not None:
                 raise _KeyTaken
             if requirement is not None:
                 approval = state.approval = self._use(rules, tx, digest, state.call.id)
-            for each in spent:
-                scope = budget.day_scope(state.call, each)
-                if not tx.spend(scope, state.began_at.date().isoformat(), each.rate.per_day or 0):
-                    raise Refused(Status.DENIED, "quota", f"the day's quota of {each.name} is used up")
-            if of_agent is not None:
-                day = state.began_at.date().isoformat()
-                if not tx.spend(budget.agent_scope(state.call), day, of_agent):
-                    text = f"the day's quota of the agent {state.call.principal.agent} is used up"
-                    raise Refused(Status.DENIED, "quota", text)
+            self._spend(rules, tx, state, spent)
             payload = self._payload_to_keep(contract, journal.as_sent(state.call), contract.log.arguments)
             if payload is not None:
                 state.kept["arguments"] = canonical.salted_bytes(payload, state.salt)
@@ -515,7 +527,9 @@ class Pipeline:
             state.started, state.approval = done
 
         alone = self._under_way == 1
-        plain = key is None and requirement is None and not spent and of_agent is None
+        if notes is None and state.flow is not None:
+            state.flow.noted = True
+        plain = key is None and requirement is None and not spent and notes is None and _per_day(rules, state) is None
         keeps = contract.log.arguments == "redacted" or contract.record == "full"
         try:
             if plain and not keeps and not state.durable:
@@ -529,7 +543,7 @@ class Pipeline:
             else:
                 await self._store.write(
                     work,
-                    durable=state.durable,
+                    durable=state.durable or notes is not None,
                     alone=alone,
                     covered=state.durable,  # by the end's, where the call is not to change anything before that
                     kept=on_written,
@@ -558,6 +572,20 @@ class Pipeline:
             snapshot=state.snapshot,
             recheck=partial(self._recheck_rules, rules, state),
         )
+
+    @staticmethod
+    def _spend(rules: Rulebook, tx: Transaction, state: CallState, spent: list[Contract]) -> None:
+        """Take what the call uses of the day's quotas. Raises Refused where nothing is left."""
+        of_agent = _per_day(rules, state)
+        for each in spent:
+            scope = budget.day_scope(state.call, each)
+            if not tx.spend(scope, state.began_at.date().isoformat(), each.rate.per_day or 0):
+                raise Refused(Status.DENIED, "quota", f"the day's quota of {each.name} is used up")
+        if of_agent is not None:
+            day = state.began_at.date().isoformat()
+            if not tx.spend(budget.agent_scope(state.call), day, of_agent):
+                text = f"the day's quota of the agent {state.call.principal.agent} is used up"
+                raise Refused(Status.DENIED, "quota", text)
 
     @staticmethod
     def _use(rules: Rulebook, tx: Transaction, digest: str, call_id: str) -> Approval:
@@ -758,6 +786,8 @@ class Pipeline:
                 if kept is not None:
                     state.kept["result"] = canonical.salted_bytes(kept, state.salt)
                     tx.put_payload(state.call.id, "result", state.salt, kept)
+            if state.flow is not None and (state.dispatched or state.replayed_from is not None):
+                flow.close(tx, state.flow, state.call, outcome)
             if key is not None:
                 ran = state.dispatched and outcome.status is not Status.UNAVAILABLE
                 light = len(state.encoded_result or b"") <= idempotency.MOST_KEPT
@@ -833,6 +863,11 @@ def _trust(state: CallState, reason_code: str) -> str:
     if reason_code not in journal.SAID_BY_OTHERS:
         return "trusted"
     return state.contract.result.trust if state.contract is not None else "untrusted"
+
+
+def _per_day(rules: Rulebook, state: CallState) -> int | None:
+    """How many calls its agent may make on a day."""
+    return None if state.call.kind in ASIDE else rules.permissions.of(state.call.principal).quota.per_day
 
 
 def _in_sessions(rules: Rulebook, contract: Contract) -> bool:

@@ -12,18 +12,20 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, field, replace
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal
 from urllib.parse import unquote
 
 import re2
 
 from ringfence.core import canonical
-from ringfence.core.expression import Expression, ExpressionError, variables, while_others_are_served
+from ringfence.core.expression import VARIABLES, Expression, ExpressionError, variables, while_others_are_served
 from ringfence.core.invisible import folded
+from ringfence.core.labels import PRIVATE, SINK, UNTRUSTED, flow_of, may_send
 from ringfence.core.model import Action, Call, Contract, Decision, Json, Mode, Principal, Rule, Shadow
 from ringfence.core.record import dataclass
 from ringfence.governance import uris
+from ringfence.secrets.redaction import SecretMatcher
 
 ANY_ARGUMENT = "*"
 """As the name in `argument_patterns`: any string in the arguments, at any depth, keys included."""
@@ -35,6 +37,9 @@ FORMS = (AS_SENT, "string", "joined", "carried", "normalized")
 questions, `_meta`, the session that it runs in); and all of these with what looks alike made alike."""
 OTHER_NAME = "other_name"
 """In place of `as_sent`, where a rule matched another name of a prompt than the one that it was asked for by."""
+
+LARGE_BYTES = 16_384
+"""What a call brings, as JSON, beyond which presets have people asked before it is sent out of our hands."""
 
 SHADOW = "shadow"
 """The mode of rules that decide nothing."""
@@ -74,6 +79,16 @@ def _preset(prefix: str, table: Mapping[Mode, Sequence[Action]], asi: Mapping[Ac
     return rules
 
 
+def _flow_rules(prefix: str, asi: Sequence[str | None]) -> Iterator[Rule]:
+    """What people are asked of a call that sends something out of our hands."""
+    sends = partial(Rule, action=Action.ASK, priority=0, sink=True)
+    name = "ask before private data may follow what others wrote"
+    yield sends(f"{prefix}-flow", name=name, taint_all=(UNTRUSTED, PRIVATE), owasp_asi_id=asi[0])
+    yield sends(f"{prefix}-export-large", name="ask before much is sent out", exports="large", owasp_asi_id=asi[1])
+    name = "ask before what looks like a secret is sent out"
+    yield sends(f"{prefix}-export-secret", name=name, exports="secrets", owasp_asi_id=asi[1])
+
+
 def _no_leak(rule_id: str, name: str, pattern: str, asi: str) -> Rule:
     return Rule(
         id=rule_id,
@@ -100,9 +115,10 @@ PRESETS: Mapping[str, tuple[Rule, ...]] = {
     "standard": tuple(
         _preset("std", {Mode.READ: (Action.ALLOW,), Mode.WRITE: (Action.AUDIT,), Mode.HIGH_RISK: (Action.WARN,)})
     ),
-    "strict": tuple(_preset("strict", _CAUTIOUS)),
+    "strict": (*_preset("strict", _CAUTIOUS), *_flow_rules("strict", (None, None))),
     "owasp-asi": (
         *_preset("asi", _CAUTIOUS, {Action.AUDIT: "ASI-01", Action.ASK: "ASI-02", Action.SANDBOX: "ASI-05"}),
+        *_flow_rules("asi", ("ASI-01", "ASI-02")),
         _no_leak(
             "asi-private-key",
             "No private key to an outside sink",
@@ -147,6 +163,12 @@ def rule_problems(rule: Rule) -> list[RuleProblem]:
             Expression(rule.when)
         except ExpressionError as exc:
             problems.append((("when",), exc.text, exc.line - 1, exc.column - 1))
+    for path in rule.conditions:
+        if path.partition(".")[0] not in VARIABLES:
+            text = (
+                f"nothing is called {path!r}; a condition names what `when` sees, such as contract.mode or agent.name"
+            )
+            problems.append((("conditions", path), text, 0, 0))
     if rule.approval is not None and rule.action is not Action.ASK:
         problems.append((("approval",), f"only a rule with action ask may name one, this one is {rule.action}", 0, 0))
     return problems
@@ -182,11 +204,13 @@ class _Compiled:
 
     @property
     def settled(self) -> bool:
-        return not self.arguments and self.when is None
+        return not self.arguments and self.when is None and not of_flow(self.rule) and not self.rule.conditions
 
-    def applies(self, tool: bytes, agent: str, server: str | None, mode: Mode) -> bool:
-        """Everything but arguments and condition."""
+    def applies(self, tool: bytes, agent: str, server: str | None, mode: Mode, sends: bool) -> bool:
+        """Everything but arguments, labels and condition. `sends`: whether such a call can send anything outside."""
         rule = self.rule
+        if rule.sink and not sends:
+            return False
         if self.tool_patterns and not any(pattern.fullmatch(tool) for pattern in self.tool_patterns):
             return False
         if rule.modes and mode not in rule.modes:
@@ -200,6 +224,9 @@ class _Compiled:
 
         A rule that allows is held to the arguments as they were sent: no other reading of them may allow more.
         """
+        rule = self.rule
+        if (of_flow(rule) and not _flows(rule, seen)) or (rule.conditions and not _holds(rule.conditions, see())):
+            return None
         found = 0
         for name, regex, over_lines in self.arguments:
             form = self._form(name, regex, over_lines, seen)
@@ -221,6 +248,37 @@ class _Compiled:
                 if search(text):
                     return form
         return None
+
+
+def of_flow(rule: Rule) -> bool:
+    """Whether a rule looks at labels, or at what is sent outside."""
+    return bool(rule.taint_labels or rule.taint_all or rule.sink)
+
+
+def _flows(rule: Rule, seen: _Seen) -> bool:
+    flow = seen.flow
+    if (rule.sink and SINK not in flow.own) or not {*rule.taint_all}.issubset(flow.labels):
+        return False
+    if rule.taint_labels and {*rule.taint_labels}.isdisjoint(flow.labels):
+        return False
+    return not rule.exports or seen.exports(rule.exports)
+
+
+def _holds(conditions: Mapping[str, Any], see: Json) -> bool:
+    """Whether each name stands for its value; where it stands for a list, whether that has it."""
+    for path, wanted in conditions.items():
+        found: Any = see
+        for name in path.split("."):
+            if not isinstance(found, Mapping) or name not in found:
+                return False
+            found = found[name]
+        listed = isinstance(found, list | tuple) and not isinstance(wanted, list)
+        if type(wanted) is bool or type(found) is bool:
+            if found is not wanted:
+                return False
+        elif wanted not in found if listed else found != wanted:
+            return False
+    return True
 
 
 def _over_lines(pattern: str) -> Any:
@@ -246,10 +304,12 @@ _MOST_FOLDED = 4_000_000
 class _Seen:
     """The texts of one call that patterns are tried on, made when the first rule wants them."""
 
-    __slots__ = ("_call", "_foldable", "_left", "_lines", "_made")
+    __slots__ = ("_call", "_exports", "_foldable", "_left", "_lines", "_made", "flow")
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, contract: Contract) -> None:
         self._call = call
+        self.flow = flow_of(call, contract)
+        self._exports: tuple[bool, bool] | None = None
         self._made: dict[str, list[tuple[int, list[bytes]]]] = {}
         self._lines: dict[int, bytes] = {}
         self._left = _MOST_SEARCHES
@@ -261,6 +321,15 @@ class _Seen:
         if found is None:
             found = self._lines[id(texts)] = b"\n".join(texts)
         return found
+
+    def exports(self, what: str) -> bool:
+        """Whether what it brings is `large`, or has `secrets` by their shape."""
+        if self._exports is None:
+            call = self._call
+            every = canonical.dumps([call.arguments, call.inputs, call.meta, dict(call.traced)])
+            texts = (text.encode() for text in (*_strings(call.arguments), *_strings([call.inputs, call.meta])))
+            self._exports = (len(every) > LARGE_BYTES, any(map(_shapes().matches, texts)))
+        return self._exports[0 if what == "large" else 1]
 
     def spend(self, searches: int) -> None:
         """Raises _TooMany, which denies the call, where the rules would have to look at too many texts."""
@@ -354,6 +423,11 @@ def _within(call: Call, name: str) -> Iterator[Any]:
     place = given.get("arguments") if isinstance(given, Mapping) else None
     if isinstance(place, Mapping) and name in place:
         yield place[name]
+
+
+@cache
+def _shapes() -> SecretMatcher:
+    return SecretMatcher()
 
 
 def _has_controls(text: bytes) -> bool:
@@ -474,12 +548,13 @@ class Policy:
         self.rules = tuple(every)
         """All of them, those of the preset last."""
         self._default = default
+        self._of_labels = frozenset(rule.id for rule in every if of_flow(rule) or "flow" in (rule.when or ""))
         self._actions = {rule.id: rule.action for rule in every}
         usable = [r for r in every if r.enabled and (not r.environments or environment in r.environments)]
         ordered = [_Compiled(r) for r in sorted(usable, key=lambda r: -r.priority)]  # stable: file order within
         self._rules = [compiled for compiled in ordered if compiled.rule.mode != SHADOW]
         self._shadows = [compiled for compiled in ordered if compiled.rule.mode == SHADOW]
-        self._cache: dict[tuple[str, str, str | None, Mode], _Candidates] = {}
+        self._cache: dict[tuple[str, str, str | None, Mode, bool], _Candidates] = {}
 
     def decide(self, call: Call, contract: Contract) -> Decision:
         """What the rules say of this call. Never raises for what a caller sent."""
@@ -493,7 +568,7 @@ class Policy:
         errors: list[str] = []
         forms: dict[str, str] = {}
         known: Json = {}
-        seen = _Seen(call)
+        seen = _Seen(call, contract)
 
         def see() -> Json:
             if not known:
@@ -558,7 +633,7 @@ class Policy:
             candidates = self._candidates(named, contract)
             if candidates.settled is not None and candidates.settled.error is not None:
                 errors.append(candidates.settled.error)
-            seen, see = _Seen(named), partial(variables, named, contract, self.environment)
+            seen, see = _Seen(named, contract), partial(variables, named, contract, self.environment)
             for compiled in (*candidates.rules, *candidates.shadows):
                 other = name != call.tool
                 if id(compiled) in found or (other and compiled.rule.action is Action.ALLOW):
@@ -600,7 +675,7 @@ class Policy:
                 rule, other = compiled.rule, name != call.tool
                 if rule.id in matched or (other and rule.action is Action.ALLOW):
                     continue
-                found = self._weighed(compiled, see, known)
+                found = self._weighed(compiled, (named, contract), see, known)
                 if found is None:
                     open_[rule.id] = rule
                 elif found == FAILS:
@@ -618,13 +693,18 @@ class Policy:
         depends = () if len(verdicts) == 1 else tuple(one_by_one or open_)
         return Weighed(verdicts, decision, depends, tuple(open_))
 
-    def _weighed(self, compiled: _Compiled, see: Callable[[], Json], known: Known) -> str | None:
+    def _weighed(
+        self, compiled: _Compiled, of: tuple[Call, Contract], see: Callable[[], Json], known: Known
+    ) -> str | None:
         rule = compiled.rule
+        call, contract = of
         if compiled.settled:
             return AS_SENT
-        if not looks_at_arguments(rule):
+        if rule.taint_all and not {*rule.taint_all}.issubset(flow_of(call, contract).labels):
+            return MISSES
+        if not looks_at_arguments(rule) and not (contract.labels_when and _looks_at_labels(rule)):
             errors: list[str] = []
-            form = _matched(compiled, _Seen(_NO_CALL), see, errors)
+            form = _matched(compiled, _Seen(replace(_NO_CALL, flow=call.flow), contract), see, errors)
             return FAILS if errors else form or MISSES
         return known(rule)
 
@@ -636,6 +716,10 @@ class Policy:
             flags.add("allow")
         return frozenset(flags)
 
+    def by_labels(self, decision: Decision) -> bool:
+        """Whether any rule that matched looks at labels: then the answer to a question is one about these."""
+        return not self._of_labels.isdisjoint(decision.rules)
+
     def never_allows(self, call: Call, contract: Contract) -> bool:
         """Whether calls like this one are denied whatever their arguments are."""
         candidates = self._candidates(call, contract)
@@ -646,7 +730,8 @@ class Policy:
 
     def _candidates(self, call: Call, contract: Contract) -> _Candidates:
         server = contract.server if contract.server is not None else call.server
-        key = (call.tool, call.principal.agent, server, contract.mode)
+        sends = may_send(contract) or (call.flow is not None and SINK in call.flow.own)
+        key = (call.tool, call.principal.agent, server, contract.mode, sends)
         found = self._cache.get(key)
         if found is not None:
             return found
@@ -701,7 +786,7 @@ FAILS = "fails"
 Known = Callable[[Rule], str | None]
 """What is known of a rule that looks at what is not: the form that it matches in, MISSES, FAILS, or None."""
 _NO_CALL = Call("", Principal(""), "", {})
-_FIELDS = re.compile(r"\bcall\b(?!\.(?:tool|kind|origin|server|session|box)\b)|\bargs\b")
+_FIELDS = re.compile(r"\bcall\b(?!\.(?:tool|kind|origin|server|session|box)\b)|\bargs\b|\bflow\b(?!\.labels\b)")
 """What a condition asks of a call that only the call itself tells."""
 
 
@@ -721,7 +806,15 @@ class Weighed:
 
 def looks_at_arguments(rule: Rule) -> bool:
     """Whether a rule looks at a call's arguments or at what comes beside them."""
-    return bool(rule.argument_patterns) or (rule.when is not None and looks_within(rule.when))
+    if rule.argument_patterns or rule.exports or any(looks_within(path) for path in rule.conditions):
+        return True
+    return rule.when is not None and looks_within(rule.when)
+
+
+def _looks_at_labels(rule: Rule) -> bool:
+    """Whether a rule looks at the labels of a call itself, which may depend on its arguments."""
+    paths = (rule.when or "", *rule.conditions)
+    return of_flow(rule) or any(re.search(r"\b(?:contract|flow)\b", each) for each in paths)
 
 
 def looks_within(condition: str) -> bool:

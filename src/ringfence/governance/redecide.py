@@ -13,11 +13,12 @@ from typing import Any
 
 from ringfence.core import canonical
 from ringfence.core.errors import Refused
-from ringfence.core.model import Action, Call, Contract, Json, Principal, Rule
+from ringfence.core.labels import in_force
+from ringfence.core.model import Action, Call, Contract, Flow, Json, Principal, Rule
 from ringfence.core.record import dataclass
 from ringfence.governance import journal
 from ringfence.governance.foresight import Foresight
-from ringfence.governance.policy import AS_SENT, FAILS, MISSES, OTHER_NAME, SHADOW, widened
+from ringfence.governance.policy import AS_SENT, FAILS, MISSES, OTHER_NAME, SHADOW, of_flow, widened
 from ringfence.governance.rulebook import implicit_contract
 from ringfence.sandbox.tools.toolkit import SERVER
 
@@ -96,7 +97,7 @@ class Redecision:
             return f"it did not get to policy ({code})"
         old = _verdict_of(body, decision)
         tool, rules = str(about.get("tool")), _texts(decision.get("rules"))
-        call = self._call(about, kind, tool)
+        call = self._call(body, about, kind, tool)
         try:
             call, contract = self._contract(call)
         except Refused as exc:
@@ -107,6 +108,8 @@ class Redecision:
             return Again(tool, old, rules, frozenset({got.verdict}), got.decision.rules)
         if _AS in str(decision.get("reason")):
             return Again(tool, old, rules, frozenset({old, "deny", "allow"}), (), ("the code that it ran",))
+        held = () if call.flow is None else call.flow.labels
+        call = replace(call, flow=Flow(contract.labels, in_force(contract.labels, held)))
         weighed = self._new.policy.weigh(call, contract, lambda rule: self._known(rule, body, contract))
         verdicts, depends = weighed.verdicts, weighed.depends
         asks = self._contract_asks(call, contract, body) if kind == "tool" else False
@@ -120,7 +123,7 @@ class Redecision:
             verdicts = wide
         return Again(tool, old, rules, verdicts, weighed.decision.rules, depends if len(verdicts) > 1 else ())
 
-    def _call(self, about: Json, kind: str, tool: str) -> Call:
+    def _call(self, body: Json, about: Json, kind: str, tool: str) -> Call:
         principal = _part(about, "principal")
         agent = replace(self._principal(str(principal.get("agent"))), tenant=str(principal.get("tenant")))
         server = about.get("server")
@@ -134,6 +137,7 @@ class Redecision:
             server=server,
             session=about.get("session"),
             box=about.get("box"),
+            flow=Flow((), _texts(_part(_part(body, "facts"), "labels").get("in_force"))),
         )
         return replace(call, arguments={"name": tool.removeprefix(f"{server}.")}) if kind == "prompt" else call
 
@@ -165,7 +169,8 @@ class Redecision:
         ):
             return False
         same = under.get("digest") == contract.digest
-        return same or not ((rule.when is not None and "contract" in rule.when) or body.get("carried"))
+        of_contract = rule.when is not None and "contract" in rule.when
+        return same or not (of_contract or of_flow(rule) or rule.conditions or body.get("carried"))
 
     @staticmethod
     def _then(before: Rule, rule: Rule, body: Json) -> str | None:

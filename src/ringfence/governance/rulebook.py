@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ringfence.core import canonical, invisible
+from ringfence.core.labels import WINDOW_SECONDS
 from ringfence.core.model import Call, Contract, Definition, Json, Mode, ServerSpec, Transport
 from ringfence.core.record import dataclass
 from ringfence.governance import uris
@@ -32,6 +33,13 @@ class Rulebook:
     implicit: Mapping[str, Contract]
     """The contract of each server's resources, prompts and completions."""
     permissions: Permissions = EVERYTHING
+    label_seconds: float = WINDOW_SECONDS
+    """How long what an agent read counts."""
+
+    @property
+    def labelled(self) -> bool:
+        """Whether any call can have a label, so that account is kept of them."""
+        return self.catalog.labelled or any(each.labels for each in self.implicit.values())
 
     def resolve(self, call: Call) -> Capability:
         """The capability that a call means, if its agent may call it. Raises Refused."""
@@ -46,9 +54,16 @@ _OURS = invisible.alike("ringfence")
 def implicit_contract(spec: ServerSpec) -> Contract:
     """Reading what a server lists needs no contract of its own: being on the server's list is the contract."""
     contract = Contract(
-        name=f"{spec.name}:lists", transport=Transport.MCP, server=spec.name, mode=Mode.READ, isolation="none"
+        name=f"{spec.name}:lists",
+        transport=Transport.MCP,
+        server=spec.name,
+        mode=Mode.READ,
+        isolation="none",
+        labels=spec.labels,
     )
     listed = {"server": spec.name, "resources": list(spec.resources), "prompts": list(spec.prompts)}
+    if spec.labels:
+        listed["labels"] = list(spec.labels)
     return replace(contract, digest=canonical.digest(listed))
 
 

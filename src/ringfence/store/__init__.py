@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from ringfence.audit.chain import Record
+from ringfence.store.labels import Held, Scopes
 from ringfence.store.recovery import Recovered
 from ringfence.store.rows import (
     FIRST_USE,
@@ -32,6 +33,7 @@ __all__ = [
     "ApprovalState",
     "Conflict",
     "Expired",
+    "Held",
     "KeyRow",
     "Payload",
     "PinRow",
@@ -39,6 +41,7 @@ __all__ = [
     "Record",
     "Recovered",
     "RowNotFound",
+    "Scopes",
     "Store",
     "Transaction",
     "Unproven",

@@ -29,7 +29,8 @@ from ringfence.audit.tokens import CREATED, TokenProofs
 from ringfence.core import canonical
 from ringfence.core.errors import StoreError
 from ringfence.core.model import Definition, IssuedToken, ServerSpec
-from ringfence.store import clock
+from ringfence.store import clock, labels
+from ringfence.store.labels import Held, Scopes
 from ringfence.store.rows import (
     APPROVAL,
     BRIEF,
@@ -351,6 +352,11 @@ class Reader:
         """Those of these keys, each looked at once, that a call has which has not ended."""
         held = "SELECT 1 FROM keys WHERE scope = ? AND key = ? AND state = 'started'"
         return {key for key in set(keys) if self._all(held, [*key])}
+
+    def labels(self, scopes: Scopes) -> dict[str, Held]:
+        """Every label that any of these scopes has."""
+        with _readable():
+            return labels.held(self._connection, scopes)
 
     def token(self, identity: str, proofs: TokenProofs) -> tuple[IssuedToken | None, float]:
         """A bearer token by its id, as far as the log proves it, and what the time must be at least."""

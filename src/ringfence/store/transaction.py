@@ -17,9 +17,10 @@ from ringfence.audit.signer import Signer
 from ringfence.core import canonical, system
 from ringfence.core.errors import StoreError
 from ringfence.core.model import Definition, GuardedText, IssuedToken, Json, Login, Receipt
-from ringfence.store import naming
+from ringfence.store import labels, naming
 from ringfence.store.chainfiles import Noted
 from ringfence.store.clock import TOLERANCE
+from ringfence.store.labels import Held, Scopes
 from ringfence.store.rows import (
     APPROVAL,
     BRIEF,
@@ -627,6 +628,28 @@ class Transaction:
         done = self._connection.execute("DELETE FROM records WHERE chain = ? AND seq BETWEEN ? AND ?", part)
         self.written += done.rowcount * 1024
         return done.rowcount
+
+    # ── Labels ──
+
+    def labels(self, scopes: Scopes) -> dict[str, Held]:
+        """Every label that any of these scopes has."""
+        return labels.held(self._connection, scopes)
+
+    def add_labels(self, scopes: Iterable[str], words: Sequence[str], by: tuple[str, str]) -> None:
+        """Let scopes hold labels from now on. `by`: call id and tool."""
+        labels.add(self._connection, scopes, words, by, time.time())
+
+    def link_labels(self, scope: str, others: Iterable[str]) -> None:
+        """What `scope` gets, the others get, and what they have, it has."""
+        labels.link(self._connection, scope, others)
+
+    def has_room_for_labels(self, server: str, place: str) -> bool:
+        """Whether labels can stick to this place of a server by itself."""
+        return labels.has_room(self._connection, server, place)
+
+    def forget_labels(self, beginnings: Iterable[str]) -> None:
+        """Forget scopes whose names begin so, and which nothing has used for long."""
+        labels.forget(self._connection, beginnings, time.time() - labels.FORGOTTEN_SECONDS)
 
     # ── Quotas ──
 

@@ -1,0 +1,272 @@
+"""Data flow: which labels a call has, which are in force when it is decided, and to what they stick.
+
+Labels accumulate for each agent over a time, and for each of its sessions as long as that lasts. They also stick where
+data lies: to a place in a server, to a box that stays, its snapshots and volumes. Whoever reads there has them from
+then on. They are written down before anything is sent, so that neither a crash nor a new connection clears any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from ringfence.core import canonical
+from ringfence.core.errors import Refused
+from ringfence.core.expression import Expression, ExpressionError, variables
+from ringfence.core.labels import SINK, UNTRUSTED, in_force, of_content
+from ringfence.core.model import Call, Contract, Flow, Json, Mode, Outcome, ServerSpec, Status, Transport
+from ringfence.core.record import dataclass
+from ringfence.sandbox.tools import resources
+from ringfence.store import Held, Scopes, Store, Transaction
+from ringfence.store.labels import REFRESH_SECONDS
+
+if TYPE_CHECKING:
+    from ringfence.governance.rulebook import Rulebook
+
+_SESSIONS = ("s:", "b:")
+"""How the scopes of what ends some time begin: sessions of clients, and boxes."""
+_OWN_BOX = ("own", "unsafe_host", "session")
+
+
+@cache
+def _expression(source: str, result: str) -> Expression:
+    return Expression(source, result=result)
+
+
+def own_labels(call: Call, contract: Contract, environment: str) -> tuple[str, ...]:
+    """The labels that a contract gives this call. A condition that fails counts as met: a label only restricts."""
+    found = dict.fromkeys(contract.labels)
+    if contract.result.trust == "untrusted":
+        found[UNTRUSTED] = None
+    if contract.transport is Transport.SANDBOXED_EXEC and contract.network != "denied":
+        found[SINK] = None  # what runs there sends what it likes
+    see: Json | None = None
+    for each in contract.labels_when:
+        if each.label in found:
+            continue
+        try:
+            see = see or variables(call, replace(contract, labels=()), environment)
+            if _expression(each.when, "bool").test(see):
+                found[each.label] = None
+        except (ExpressionError, ValueError, TypeError, RecursionError):
+            found[each.label] = None
+    return tuple(found)
+
+
+# ── Scopes ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What a call reads and writes, by the names of scopes."""
+
+    agent: str
+    session: str | None = None
+    reads: tuple[str, ...] = ()
+    below: tuple[str, ...] = ()
+    """It may read anything whose name begins so."""
+    writes: tuple[str, ...] = ()
+    whole: str = ""
+    """The server of what it writes, where that is one of many places."""
+
+    def places(self) -> Scopes:
+        return Scopes(self.reads, (), self.below)
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """Where what the call reads is put down."""
+        return (self.agent,) if self.session is None else (self.agent, self.session)
+
+
+def _scope(kind: str, whose: str, *name: str) -> str:
+    """The name of a scope. What callers named is in it as a digest: it may be anything, of any length."""
+    return f"{kind}:{whose}:{canonical.digest(list(name)).removeprefix('sha256:')[:32]}" if name else f"{kind}:{whose}:"
+
+
+def reach(rules: Rulebook, call: Call, contract: Contract) -> Reach:
+    """What a call reads and writes to which labels stick."""
+    whose = call.principal.key
+    agent = _scope("a", whose)
+    session = None if call.session is None else _scope("s", whose, call.session)
+    found = Reach(agent, session)
+    box = call.session_named if contract.transport is Transport.SANDBOXED_EXEC else call.box
+    if isinstance(box, str) and box:
+        held = _scope("b", whose, box)
+        found = replace(found, reads=(held,), writes=(held,))
+    if contract.transport is Transport.SANDBOXED_EXEC:
+        return replace(found, reads=(*found.reads, *_brought(call, whose)))
+    if call.kind == "resource" and (at := resources.located(call.tool)) is not None:
+        return replace(found, reads=(_scope("b", whose, at[0]),))
+    spec = rules.servers.get(contract.server or "")
+    return found if spec is None else _in_server(rules, found, call, contract, spec)
+
+
+def _brought(call: Call, whose: str) -> Iterator[str]:
+    """What a session is opened with."""
+    snapshot = call.arguments.get("snapshot")
+    if isinstance(snapshot, str):
+        yield _scope("n", whose, snapshot)
+    yield from _volumes(call, whose)
+
+
+def _volumes(call: Call, whose: str) -> Iterator[str]:
+    volumes = call.arguments.get("volumes")
+    for each in volumes if isinstance(volumes, list) else ():
+        if isinstance(each, dict) and isinstance(each.get("name"), str):
+            yield _scope("v", whose, each["name"])
+
+
+def _in_server(rules: Rulebook, found: Reach, call: Call, contract: Contract, spec: ServerSpec) -> Reach:
+    """What of a server it is. Where others of that server name places, a read that names none may be of any of them; a
+    server that has a folder, or a box that others use, is one place as a whole."""
+    whole = f"p:{call.principal.tenant}:{spec.name}:"
+    if contract.place is not None:
+        place = _place(call, contract, rules.environment)
+        if place is not None:
+            at = whole + canonical.digest([place]).removeprefix("sha256:")[:32]
+            wrote = (at,) if contract.mode is not Mode.READ else ()
+            return replace(found, reads=(*found.reads, at, whole), writes=(*found.writes, *wrote), whole=whole)
+    keeps = bool(spec.volumes) or spec.placement not in _OWN_BOX or any(each.mode == "rw" for each in spec.mounts)
+    writes = contract.mode is not Mode.READ
+    if contract.place is None and not keeps and (writes or spec.name not in rules.catalog.placed):
+        return found
+    return replace(found, below=(whole,), writes=(*found.writes, whole) if writes else found.writes)
+
+
+def _place(call: Call, contract: Contract, environment: str) -> str | None:
+    """The place that a call names; None where its contract's expression gives none."""
+    assert contract.place is not None
+    try:
+        return _expression(contract.place, "text").text(variables(call, contract, environment))
+    except (ExpressionError, ValueError, TypeError, RecursionError):
+        return None
+
+
+# ── Account ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(slots=True)
+class FlowState:
+    """What one call has to do with labels, from its decision to its end."""
+
+    reach: Reach
+    own: tuple[str, ...]
+    before: Mapping[str, Held]
+    """What its agent read before, and where that came from."""
+    found: Mapping[str, Held]
+    """What lies where it reads, likewise."""
+    said: frozenset[str]
+    """What was put down of its agent, and of its session, a moment ago."""
+    by: tuple[str, str]
+    noted: bool = False
+    """Whether what it reads was put down."""
+
+    @property
+    def flow(self) -> Flow:
+        return Flow(self.own, in_force(self.own, (*self.before, *self.found)))
+
+    @property
+    def of_result(self) -> tuple[str, ...]:
+        """The labels of what comes back."""
+        return tuple(sorted({*of_content(self.own), *self.found} - {SINK}))
+
+
+def begun(rules: Rulebook, store: Store, call: Call, contract: Contract, now: float) -> FlowState:
+    """The labels of a call that is to be decided. Raises StoreError."""
+    where = reach(rules, call, contract)
+    reader = store.reader()
+    before = known = reader.labels(Scopes((), (where.agent,), (), now - rules.label_seconds))
+    if where.session is not None:
+        session = reader.labels(Scopes((where.session,)))
+        before, known = session | before, {name: held for name, held in before.items() if name in session}
+    found = reader.labels(where.places()) if where.reads or where.below else {}
+    own = own_labels(call, contract, rules.environment)
+    if SINK in found and SINK not in own:
+        own = (*own, SINK)  # the box that it runs in was opened with a way out
+    said = frozenset(name for name, held in known.items() if now - held.last_at <= REFRESH_SECONDS)
+    return FlowState(where, own, before, found, said, (call.id, call.tool if call.kind == "tool" else call.kind))
+
+
+def unsaid(state: FlowState) -> bool:
+    """Whether anything has to be written down before the call begins."""
+    left = bool(state.reach.writes) and not {*state.flow.labels}.issubset(state.found)
+    return not state.said.issuperset(state.of_result) or left or (SINK in state.own and _has_places(state))
+
+
+def _has_places(state: FlowState) -> bool:
+    return bool(state.reach.reads or state.reach.below)
+
+
+def note(tx: Transaction, state: FlowState) -> None:
+    """Put down what the call reads and where it writes, before it begins. Raises Refused where what it would send lies
+    in a place that has got another label since it was decided."""
+    place = state.reach
+    if SINK in state.own and _has_places(state) and tx.labels(place.places()).keys() - {*state.found, *state.before}:
+        text = "What it would send was changed while it was decided, and has other labels now; make it again."
+        raise Refused(Status.DENIED, "labels_changed", text)
+    _read(tx, state)
+    labels = state.flow.labels
+    for scope in place.writes if labels else ():
+        room = not place.whole or scope == place.whole or tx.has_room_for_labels(place.whole, scope)
+        tx.add_labels((scope if room else place.whole,), labels, state.by)
+
+
+def _read(tx: Transaction, state: FlowState) -> None:
+    if read := state.of_result:
+        if state.reach.session is not None and not state.noted:
+            tx.forget_labels(_SESSIONS)
+        tx.add_labels(state.reach.own, read, state.by)
+    state.noted = True
+
+
+def close(tx: Transaction, state: FlowState, call: Call, outcome: Outcome) -> None:
+    """Put down what is known only when the call is over: what came to lie where it read meanwhile, and what was made of
+    the box that it ran in. Before its result is given to anyone."""
+    found = tx.labels(state.reach.places()) if _has_places(state) else {}
+    late = found.keys() - state.found.keys() - {SINK}
+    state.found = {**found, **state.found}
+    if late or not state.noted:
+        _read(tx, state)
+    labels = state.flow.labels
+    made = tuple(_made(call, outcome))
+    out = (SINK,) if SINK in state.own else ()
+    if made and (labels or out):
+        tx.add_labels([_scope(kind, call.principal.key, name) for kind, name in made], (*labels, *out), state.by)
+    for kind, name in made:
+        if kind == "b" and (volumes := tuple(_volumes(call, call.principal.key))):
+            tx.link_labels(_scope("b", call.principal.key, name), volumes)
+            if labels:
+                tx.add_labels(volumes, labels, state.by)
+
+
+def _made(call: Call, outcome: Outcome) -> Iterator[tuple[str, str]]:
+    """The boxes and snapshots that a call made, by the kind of their scope."""
+    told: Any = outcome.structured
+    if outcome.within is not None and not isinstance(call.session_named, str):
+        yield "b", outcome.within.session
+    if not isinstance(told, dict) or not isinstance(call.session_named, str):
+        return
+    for key in ("snapshot", "name"):
+        if isinstance(told.get("snapshot"), str) and isinstance(told.get(key), str):
+            yield "n", told[key]
+    forks = told.get("sessions")
+    for each in forks if isinstance(forks, list) else ():
+        if isinstance(each, dict) and isinstance(each.get("session"), str):
+            yield "b", each["session"]
+
+
+def as_fact(state: FlowState) -> Json | None:
+    """The labels of a call as its facts say them; None where there are none."""
+    flow = state.flow
+    if not (flow.own or flow.labels):
+        return None
+    return {"call": sorted(flow.own), "in_force": list(flow.labels), "result": list(state.of_result)}
+
+
+def shown(state: FlowState) -> Json:
+    """What a person who is asked is told: the labels, and by which call each came to be in force."""
+    every = sorted({**state.found, **state.before}.items())
+    since = {name: {"call": held.call_id, "tool": held.tool} for name, held in every if name != SINK}
+    return {"call": sorted(state.own), "in_force": list(state.flow.labels), "since": since}
