@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
@@ -111,6 +112,8 @@ WRONG: dict[str, Any] = {
     "no end": token(exp=None),
     "not yet": token(nbf=int(time.time()) + 18_000),
     "no client": token(client_id=None),
+    "nobody": token(sub=None),
+    "nobody by name": token(sub=""),
     "two clients": token(azp="c2"),
     "an identity token by its type": token(head={"typ": "id+jwt"}),
     "something critical": token(head={"crit": ["b64"], "b64": False}),
@@ -151,6 +154,37 @@ async def test_keys_are_rotated_and_nobody_makes_us_fetch_them_without_end(monke
     assert (await reader(token(OTHER, "RS256", {"kid": "new"}))).client == "c1", "keys are used while it is down"
     now[0] += oidc.KEPT_SECONDS
     assert await refused(reader, token(OTHER, "RS256", {"kid": "new"})) == (503, "no_issuer"), "but not for ever"
+
+
+async def test_one_request_waits_for_a_provider_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    provider = Provider()
+    reader = provider.reader()
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    await reader(token())
+    hangs, fails = asyncio.Event(), asyncio.Event()
+
+    async def fetch(url: str) -> bytes:
+        provider.asked.append(url)
+        hangs.set()
+        await fails.wait()
+        raise Unavailable("no_issuer", "no answer in time")
+
+    reader._fetch = fetch
+    now[0] += oidc.REFRESH_SECONDS
+    first = asyncio.ensure_future(reader(token()))
+    await hangs.wait()
+    strangers = [asyncio.ensure_future(refused(reader, token(OTHER, "RS256", {"kid": "new"}))) for _ in range(5)]
+    for _ in range(5):
+        assert (await reader(token())).client == "c1", "those that come meanwhile do not wait"
+    assert not first.done()
+    fails.set()
+    assert (await first).client == "c1"
+    assert await asyncio.gather(*strangers) == [(401, "bad_token")] * 5
+    assert len(provider.asked) == 3, "one try for all"
+    now[0] += oidc._PAUSE_SECONDS - 1
+    await reader(token())
+    assert len(provider.asked) == 3, "the pause begins when the try has ended"
 
 
 @pytest.mark.parametrize(

@@ -201,6 +201,21 @@ def test_an_older_state_gets_its_id_at_the_next_start_on_record_and_its_log_stil
         assert len(list(store.reader().records(kind="state_named"))) == 1
 
 
+def test_an_older_state_keeps_what_it_wrote_while_its_clock_was_ahead(
+    folder: Path, keys: Keys, tmp_path: Path, earlier: pytest.MonkeyPatch
+) -> None:
+    now = time.time
+    earlier.setattr(time, "time", lambda: now() + 3600.0)
+    with Store.open(folder, keys) as ahead:
+        asked(ahead)
+    earlier.undo()
+    as_left(folder, keys)
+    with Store.open(folder, keys):
+        pass
+    assert (report := verified(folder, keys)).ok, str(report)
+    assert (found := exported(folder, keys, tmp_path / "export", ALWAYS)).ok, str(found)
+
+
 def test_a_chain_that_names_no_state_is_of_none_that_has_an_id(
     folder: Path, other: Path, keys: Keys, earlier: pytest.MonkeyPatch
 ) -> None:

@@ -80,6 +80,8 @@ Identify = Callable[[Scope], Principal | Awaitable[Caller] | None]
 """Says who makes a request: None, or NotAdmitted, where it is not to be served."""
 CHECK_SECONDS = 0.5
 """How often it is looked whether those whose requests go on may still make them."""
+_STILL_SECONDS = 5.0
+"""For looking up one caller. One that takes longer is looked up again."""
 
 
 # ── One request and its answer ────────────────────────────────────────────────────────────────────
@@ -620,14 +622,22 @@ class HttpFront:
             await self.check_lasting()
 
     async def check_lasting(self) -> None:
-        for scope, caller in list(self._lasting.items()):
-            assert caller.still is not None
-            try:
+        # All at once: an identity provider that hangs must not keep those in whose own tokens are revoked.
+        async with anyio.create_task_group() as group:
+            for scope, caller in self._lasting.items():
+                group.start_soon(self._check, scope, caller)
+
+    @staticmethod
+    async def _check(scope: anyio.CancelScope, caller: Caller) -> None:
+        assert caller.still is not None
+        holds = True
+        try:
+            with anyio.move_on_after(_STILL_SECONDS):
                 holds = (await caller.still()).key == caller.principal.key
-            except NotAdmitted as exc:
-                holds = exc.status == 503  # what cannot be looked up now is looked up again
-            if not holds:
-                scope.cancel()
+        except NotAdmitted as exc:
+            holds = exc.status == 503  # what cannot be looked up now is looked up again
+        if not holds:
+            scope.cancel()
 
     async def _serve(self, request: _HttpRequest, principal: Principal) -> None:
         scope, headers = request.scope, request.headers

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
@@ -52,7 +53,8 @@ class TokenReader:
         self._keys: list[Json] = []
         self._fetched_at: float | None = None
         self._tried_at: float | None = None
-        self._fetching = asyncio.Lock()
+        """When the last try ended."""
+        self._fetching: asyncio.Task[None] | None = None
 
     async def __call__(self, text: str) -> TokenClaims:
         """What a token says. Raises NotAdmitted."""
@@ -101,6 +103,9 @@ class TokenReader:
             raise _bad("this token does not say which client it was issued to")
         (client,) = clients
         subject = said.get("sub")
+        if not isinstance(subject, str) or not subject:
+            # Without it a user's token would count as the client's own.
+            raise _bad("this token does not say whose it is (sub)")
         scopes = frozenset([*_words(said.get("scope")), *_words(said.get("scp"))])
         lacking = [scope for scope in self.issuer.scopes if scope not in scopes]
         if lacking:
@@ -110,17 +115,18 @@ class TokenReader:
         for step in self.issuer.roles_claim.split("."):
             roles = roles.get(step) if isinstance(roles, dict) else None
         given = frozenset(_texts(roles)) & frozenset(self.issuer.roles)
-        return TokenClaims(client, subject if isinstance(subject, str) and subject != client else None, scopes, given)
+        return TokenClaims(client, None if subject == client else subject, scopes, given)
 
     # ── Keys ──
 
     async def _key(self, ident: str | None, algorithm: str) -> Json:
         """The key that a token names, of the kind that its algorithm needs."""
-        now = time.monotonic()
-        fresh = self._fetched_at is not None and now - self._fetched_at < REFRESH_SECONDS
-        if not fresh or self._named(ident, algorithm) is None:
-            await self._refresh()
-        if self._fetched_at is None or time.monotonic() - self._fetched_at > KEPT_SECONDS:
+        if self._named(ident, algorithm) is None or self._age() > KEPT_SECONDS:
+            await self._refreshed()
+        elif self._age() >= REFRESH_SECONDS and self._fetching is None:
+            # One request waits; those that come meanwhile use what is there, however long the provider takes.
+            await self._refreshed()
+        if self._age() > KEPT_SECONDS:
             raise NotAdmitted(503, "no_issuer", "the identity provider's keys cannot be had now; try again later")
         found = self._named(ident, algorithm)
         if found is None:
@@ -133,19 +139,28 @@ class TokenReader:
             return fitting[0] if len(fitting) == 1 else None
         return next((key for key in fitting if key.get("kid") == ident), None)
 
-    async def _refresh(self) -> None:
-        async with self._fetching:
-            now = time.monotonic()
-            if self._tried_at is not None and now - self._tried_at < _PAUSE_SECONDS:
+    def _age(self) -> float:
+        """Of the keys, in seconds."""
+        return math.inf if self._fetched_at is None else time.monotonic() - self._fetched_at
+
+    async def _refreshed(self) -> None:
+        """Wait until the keys were fetched again, by one try for all who wait, or until that failed."""
+        if self._fetching is None:
+            if self._tried_at is not None and time.monotonic() - self._tried_at < _PAUSE_SECONDS:
                 return  # another request has just looked
-            self._tried_at = now
-            try:
-                self._keys = await self._published()
-                self._fetched_at = time.monotonic()
-            except RingfenceError as exc:
-                log.error("the keys of %s cannot be fetched: %s", self.issuer.issuer, exc)
-            except (ValueError, RecursionError):
-                log.error("the keys of %s cannot be read", self.issuer.issuer)
+            self._fetching = asyncio.create_task(self._refresh())
+        await asyncio.shield(self._fetching)
+
+    async def _refresh(self) -> None:
+        try:
+            self._keys = await self._published()
+            self._fetched_at = time.monotonic()
+        except RingfenceError as exc:
+            log.error("the keys of %s cannot be fetched: %s", self.issuer.issuer, exc)
+        except (ValueError, RecursionError):
+            log.error("the keys of %s cannot be read", self.issuer.issuer)
+        finally:
+            self._tried_at, self._fetching = time.monotonic(), None
 
     async def _published(self) -> list[Json]:
         place = self.issuer.jwks or await self._place()

@@ -5,6 +5,7 @@ The database does not say it, so that nobody who writes to that can make this st
 
 from __future__ import annotations
 
+import math
 import sqlite3
 import time
 from pathlib import Path
@@ -43,11 +44,13 @@ def _new(connection: sqlite3.Connection, checkpoints: Path, public: Ed25519Publi
     try:
         files = sorted(path for path in checkpoints.iterdir() if is_chain_name(path.name) and path.is_file())
         found = [read_slots(path.read_bytes()[:FILE_BYTES], path.name, public).newest for path in files]
-        older = connection.execute("SELECT 1 FROM records LIMIT 1").fetchone() is not None
+        (last,) = connection.execute("SELECT max(at) FROM records").fetchone()
     except OSError as exc:
         raise StoreError(f"the checkpoints cannot be read: {exc.strerror or exc}") from exc
     except sqlite3.Error as exc:
         raise StoreError(f"the log could not be read: {exc}") from exc
     newest = max((each for each in found if each is not None and each.state), key=lambda each: each.at, default=None)
     identity = canonical.new_id("state") if newest is None else str(newest.state)
-    return StateIdentity(identity, time.time(), older)
+    # A clock may have been set back since the last record, which is of this state all the same.
+    at = time.time() if last is None else max(time.time(), math.nextafter(last, math.inf))
+    return StateIdentity(identity, at, last is not None)
