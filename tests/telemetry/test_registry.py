@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from ringfence.core.errors import StoreError
 from ringfence.telemetry import registry
 from ringfence.telemetry.registry import Counter, Family, Histogram, Read, render
 
@@ -14,6 +15,10 @@ from ringfence.telemetry.registry import Counter, Family, Histogram, Read, rende
 def parsed(*families: Family) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     found = text_string_to_metric_families(render(families))
     return {(s.name, tuple(sorted(s.labels.items()))): s.value for family in found for s in family.samples}
+
+
+def unreadable() -> float:
+    raise StoreError("the disk is full")
 
 
 def test_what_is_counted_is_read_by_prometheus_whatever_stands_in_labels() -> None:
@@ -25,7 +30,8 @@ def test_what_is_counted_is_read_by_prometheus_whatever_stands_in_labels() -> No
     now = Read("gauge", "now", "Now.", read=lambda: 1.5)
     each = Read("gauge", "each", "Each.", "server", read=lambda: {("x",): 2.0})
     silent = Read("gauge", "silent", "Cannot be told.", read=lambda: None)
-    assert parsed(calls, plain, now, each, silent) == {
+    failing = Read("gauge", "failing", "Cannot be looked up.", read=unreadable)
+    assert parsed(calls, plain, failing, now, each, silent) == {
         ("calls_total", (("status", "ok"), ("tool", "a"))): 3.0,
         ("calls_total", (("status", "no"), ("tool", 'odd "\\\n'))): 1.0,
         ("plain_total", ()): 0.0,

@@ -327,7 +327,7 @@ async def _narrate(app: App, demo: bool, file: TextIO) -> None:
         await store.written.wait()
         await anyio.sleep(_PRINTED_TOGETHER_SECONDS)
         store.written.clear()
-        waiting = store.reader().questions()
+        waiting = store.reader().pending()
         for question in waiting:
             approval = None if question in asked else store.reader().approval(question, brief=True)
             if approval is not None and approval.state == "pending":

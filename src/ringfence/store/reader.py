@@ -293,23 +293,18 @@ class Reader:
         found = self._approvals(f"{APPROVAL} WHERE state IN ({marks}) ORDER BY asked_at", [*stored])
         return [approval for approval in found if approval.state in states]
 
-    def questions(self) -> list[str]:
-        """The ids of approvals that nobody has answered, the oldest first; some may have expired. Nothing else of them
-        is read: what people are shown may be a megabyte each."""
-        rows = self._all("SELECT id FROM approvals WHERE state = 'pending' ORDER BY asked_at", [])
-        return [row[0] for row in rows]
-
     def find_approvals(self, digest: str) -> list[Approval]:
         """Every approval of exactly this call, in brief, the newest first."""
         return self._approvals(f"{BRIEF} WHERE digest = ? ORDER BY asked_at DESC", [digest])
 
     def pending(self, tenant: str | None = None) -> list[str]:
-        """The ids of questions that wait and have not expired, of a tenant's agents or of all."""
+        """The ids of questions that wait and have not expired, of a tenant's agents or of all, the oldest first.
+        Nothing else of them is read: what people are shown may be a megabyte each."""
         with _readable():
             now = self._now()
         where, values = _of_tenant(tenant)
         found = "SELECT id FROM approvals WHERE state = 'pending' AND expires_at > ?"
-        return [str(row[0]) for row in self._all(found + where, [now, *values])]
+        return [str(row[0]) for row in self._all(f"{found}{where} ORDER BY asked_at", [now, *values])]
 
     def settled_approvals(self, tenant: str | None, most: int) -> list[Approval]:
         """The questions that were asked last and wait no more, in brief."""

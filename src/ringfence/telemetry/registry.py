@@ -6,9 +6,14 @@ more is counted together as `other`, so that nobody can fill the memory by calli
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
+
+from ringfence.core.errors import RingfenceError
+
+log = logging.getLogger("ringfence.telemetry")
 
 MOST_SERIES = 5000
 OTHER = "other"
@@ -67,12 +72,17 @@ class Read(Family):
     def __init__(
         self, kind: Literal["counter", "gauge"], name: str, meaning: str, *labels: str, read: Callable[[], Reading]
     ) -> None:
-        """`read` gives one value, or one for each value of the labels; None where it cannot be told now."""
+        """`read` gives one value, or one for each value of the labels; None, or a RingfenceError, where it cannot be
+        told now."""
         super().__init__(kind, name, meaning, labels)
         self._read = read
 
     def samples(self) -> Iterator[str]:
-        found = self._read()
+        try:
+            found = self._read()
+        except RingfenceError as exc:
+            log.warning("%s cannot be told: %s", self.name, exc)
+            return
         if found is None:
             return
         for values, value in found.items() if isinstance(found, Mapping) else [((), found)]:
