@@ -165,6 +165,42 @@ async def test_a_place_that_cannot_be_read_is_not_guessed(store: Store) -> None:
         HookDelivery("tally", Told(), store).begin()
 
 
+async def test_a_hook_that_cannot_begin_says_so_until_it_can(store: Store) -> None:
+    place = store.folder / FOLDER
+    place.mkdir(mode=0o700)
+    (place / "tally.json").write_text("damaged")
+    hook = Told()
+    delivery = HookDelivery("tally", hook, store)
+    async with anyio.create_task_group() as group:
+        group.start_soon(delivery.run)
+        await until(lambda: delivery.counts.failures)
+        assert "remove it to begin from now" in str(delivery.counts.failing)
+        (place / "tally.json").unlink()
+        await until(lambda: delivery.counts.failing is None)
+        await end(store, "one")
+        await until(lambda: hook.given == ["one"])
+        group.cancel_scope.cancel()
+    assert kinds(store) == ["hook_failing", "hook_recovered"]
+
+
+async def test_a_fault_of_ours_is_a_failure_of_the_hook_and_ends_nothing(store: Store) -> None:
+    hook = Told()
+    faults = [OSError(24, "Too many open files"), KeyError("x")]
+    take = hook.take
+
+    async def faulty(records: Sequence[Json]) -> None:
+        if faults:
+            raise faults.pop(0)
+        await take(records)
+
+    hook.take = faulty  # type: ignore[method-assign]
+    async with handing(store, hook) as delivery:
+        await end(store, "one")
+        await until(lambda: hook.given == ["one"])
+        await until(lambda: kinds(store) == ["hook_failing", "hook_recovered"])
+        assert delivery.counts.failures == 2
+
+
 async def test_two_hooks_do_not_wait_for_each_other(store: Store) -> None:
     hook = Told()
     async with handing(store, Standing(), "slow"), handing(store, hook, "quick"):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Protocol
 
 import anyio
@@ -83,11 +82,7 @@ class HookDelivery:
     async def run(self) -> None:
         """Hand over until cancelled. Neither a failure of the hook nor one of the store ends it."""
         try:
-            while self._after is None:
-                with suppress(StoreError):  # the same is reported by whatever else uses the store
-                    await anyio.to_thread.run_sync(self.begin)
-                if self._after is None:
-                    await anyio.sleep(_TURN_SECONDS)
+            await self._begun()
             while True:
                 await self._patiently()
         finally:
@@ -116,6 +111,20 @@ class HookDelivery:
             return 0
         return after
 
+    async def _begun(self) -> None:
+        """Wait until it is this process that hands over, and it is known from where on."""
+        number = 0
+        while self._after is None:
+            try:
+                await anyio.to_thread.run_sync(self.begin)
+            except StoreError as exc:
+                await self._failed(str(exc), "", first=number == 0)
+                number += 1
+            if self._after is None:
+                await anyio.sleep(_TURN_SECONDS)
+        if number:
+            await self._recovered(number)
+
     async def _patiently(self) -> None:
         """One step; after a failure the same again, until it succeeds."""
         number = 0
@@ -126,11 +135,13 @@ class HookDelivery:
                 await self._failed(exc.why, exc.said, first=number == 0)
             except RingfenceError as exc:
                 await self._failed(str(exc), "", first=number == 0)
+            except Exception as exc:  # the edge of a hook: a fault of ours must not end the gateway
+                if number == 0:
+                    log.exception("hook %s failed inside the gateway", self.name)
+                await self._failed(f"an error of its gateway ({type(exc).__name__})", "", first=number == 0)
             else:
                 if number:
-                    self.counts.failing = None
-                    log.warning("hook %s: it goes on", self.name)
-                    await self._record("hook_recovered", {"failures": number})
+                    await self._recovered(number)
                 return
             await anyio.sleep(self._pauses[min(number, len(self._pauses) - 1)])
             number += 1
@@ -172,6 +183,11 @@ class HookDelivery:
             words = f" (it said: {said})" if said else ""
             log.warning("hook %s: %s%s; its records wait until it takes them", self.name, why, words)
             await self._record("hook_failing", {"why": why})
+
+    async def _recovered(self, failures: int) -> None:
+        self.counts.failing = None
+        log.warning("hook %s: it goes on", self.name)
+        await self._record("hook_recovered", {"failures": failures})
 
     async def _record(self, kind: str, body: Json) -> None:
         try:
