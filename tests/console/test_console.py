@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,17 +47,45 @@ def test_the_link_that_serve_prints_lets_one_person_in_once(served: Served) -> N
     assert record["login"]["way"] == "link" and code not in str(record)
 
 
+def new_link(served: Served) -> str:
+    base = served.url.removesuffix("/mcp")
+    with at_terminal("console", "--config", served.config, "--url", base) as person:
+        shown = person.expect("It logs")
+        assert person.end() == 0
+    return shown.partition(f"{base}/console/login#")[2].split()[0]
+
+
 def test_console_shows_a_link_on_the_terminal_alone(served: Served) -> None:
     base = served.url.removesuffix("/mcp")
     nowhere = gateways.run("console", "--config", served.config, "--url", base)
     assert nowhere.returncode != 0 and "there is no terminal" in nowhere.stderr and "rft_" not in nowhere.stdout
-    with at_terminal("console", "--config", served.config, "--url", base) as person:
-        shown = person.expect("It logs")
-        assert person.end() == 0
-    link = shown.partition(f"{base}/console/login#")[2].split()[0]
-    assert visitor(served, link).get("/console/approvals").status == 200
+    assert visitor(served, new_link(served)).get("/console/approvals").status == 200
     silent = gateways.run("console", "--config", served.config, "--url", f"http://127.0.0.1:{tooling.free_port()}")
     assert silent.returncode == 1 and "no gateway listens" in silent.stderr
+
+
+def test_a_link_logs_in_no_other_account(served: Served) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can be another account as well")
+    code = new_link(served)
+    posted = (
+        "import encodings.idna, http.client, os, sys; os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "place, origin, code = sys.argv[1:]\n"
+        "way = http.client.HTTPConnection(place)\n"
+        "kind = 'application/x-www-form-urlencoded'\n"
+        "way.request('POST', '/console/login', 'credential=' + code, {'origin': origin, 'content-type': kind})\n"
+        "got = way.getresponse(); print(got.status, got.getheader('set-cookie'))"
+    )
+    origin = served.url.removesuffix("/mcp")
+    words = [sys.executable, "-I", "-c", posted, origin.removeprefix("http://"), origin, code]
+    other = subprocess.run(words, capture_output=True, text=True, check=True, timeout=tooling.PATIENCE)
+    assert other.stdout == "403 None\n"
+    assert visitor(served, code).get("/console/approvals").status == 200, "it is still good, for its own account"
+
+
+def test_a_token_in_an_address_is_refused(served: Served) -> None:
+    made = token(served, "person", "carl")["token"]
+    assert Browser(served.url).get(f"/console/login?credential={made}").status == 400
 
 
 def test_who_is_not_logged_in_sees_nothing_but_the_door(served: Served) -> None:

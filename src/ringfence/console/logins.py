@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
 import time
 
@@ -48,6 +49,10 @@ class Logins:
         token = self._house.tokens(credential)
         person = self._person(token)
         login = Login("link" if token.kind == "link" else "token", token.id)
+        if token.kind == "link" and uid is not None and uid != os.geteuid():
+            # It says no more than that whoever has it is this account, and the kernel knows who is not.
+            text = "this link is for the account that the gateway runs under; log in with a token of your own"
+            raise NotAdmitted(403, "not_this_account", text)
 
         def work(tx: Transaction) -> None:
             if token.kind == "link":

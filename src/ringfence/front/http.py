@@ -519,11 +519,15 @@ class HttpFront:
         return headers.get("host", "").lower() not in self._own or _has_two_hosts(scope, headers)
 
     async def refuses(self, scope: Scope, receive: Receive, send: Send) -> bool:
-        """Whether a request to another path is refused, and on record, because it means another host."""
+        """Whether a request to another path is refused, and on record: it means another host, or shows a token where
+        tokens get known."""
         request = _HttpRequest(scope, receive, send, self.refusals)
-        if not self._is_foreign(scope, request.headers):
+        if self._is_foreign(scope, request.headers):
+            await request.plain(421, "foreign_host", "Host is not this gateway")
+        elif has_token_in_address(scope):
+            await request.plain(400, "token_in_address", _IN_ADDRESS)
+        else:
             return False
-        await request.plain(421, "foreign_host", "Host is not this gateway")
         return True
 
     def is_ours(self, origin: bytes) -> bool:
