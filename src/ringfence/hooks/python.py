@@ -16,6 +16,8 @@ from ringfence.hooks.delivery import HookFailed
 
 _LONGEST_ANSWER = 65_536
 _GRACE_SECONDS = 5.0
+_LOAD_SECONDS = 60.0
+"""For what a module does when it is imported, on a host that may be busy: the time of a record begins after it."""
 
 
 class PythonHook:
@@ -39,16 +41,21 @@ class PythonHook:
                 raise
 
     async def _take(self, record: Json) -> None:
+        seconds = _LOAD_SECONDS
         try:
-            async with asyncio.timeout(self._spec.timeout_seconds):
-                process = self._process or await self._start()
-                assert process.stdin is not None
+            if self._process is None:
+                async with asyncio.timeout(seconds):
+                    await self._start()
+            seconds = self._spec.timeout_seconds
+            async with asyncio.timeout(seconds):
+                process = self._process
+                assert process is not None and process.stdin is not None
                 process.stdin.write(canonical.dumps(record) + b"\n")
                 await process.stdin.drain()
                 said = await self._said(process)
         except TimeoutError:
             await self._end()
-            raise HookFailed(f"it took longer than {self._spec.timeout_seconds:g} s") from None
+            raise HookFailed(f"it took longer than {seconds:g} s") from None
         except (OSError, EOFError):
             await self._end()
             raise HookFailed("its process ended") from None
@@ -58,7 +65,7 @@ class PythonHook:
         if said.get("taken") is not True:
             raise HookFailed("it raised an exception", said=str(said.get("error"))[:100])
 
-    async def _start(self) -> asyncio.subprocess.Process:
+    async def _start(self) -> None:
         command = [sys.executable, "-P", "-m", "ringfence.hooks.entry", self._target]
         # Its stdout carries answers; what it prints goes where our log goes.
         process = self._process = await asyncio.create_subprocess_exec(
@@ -73,7 +80,6 @@ class PythonHook:
         said = await self._said(process)
         if said.get("loaded") is not True:
             raise HookFailed("it cannot be loaded", said=str(said.get("error"))[:100])
-        return process
 
     async def _said(self, process: asyncio.subprocess.Process) -> Json:
         assert process.stdout is not None
