@@ -573,7 +573,7 @@ async def watched(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Yard, 
         told.append({"server": server, "for": principal.key, **change})
 
     async with yard(monkeypatch) as made:
-        made.pool._breakers = breaker.Breakers(circuit)
+        made.pool._breakers = breaker.Breakers(circuit, clock=lambda: 0.0)  # it stands still
         failing = Failing()
         made.answer = far_end(tools_call=failing)
         yield made, failing, told

@@ -44,8 +44,9 @@ class Circuit:
 class Breakers:
     """Which servers are left alone now, and for whom. A server that works has no entry."""
 
-    def __init__(self, told: Told) -> None:
+    def __init__(self, told: Told, *, clock: Callable[[], float] = anyio.current_time) -> None:
         self._told = told
+        self._clock = clock
         self._circuits: dict[tuple[str, str], Circuit] = {}
 
     def forget(self, servers: Container[str]) -> None:
@@ -76,9 +77,8 @@ class Breakers:
             await self._answered(key, principal)
         return answer
 
-    @staticmethod
-    def _admit(server: str, circuit: Circuit) -> None:
-        wait = circuit.not_before - anyio.current_time()
+    def _admit(self, server: str, circuit: Circuit) -> None:
+        wait = circuit.not_before - self._clock()
         if wait > 0 or circuit.trying:
             why = f"server {server} failed {circuit.failures} times in a row (the last time: {circuit.problem})"
             then = f"next try in {wait:.1f} s" if wait > 0 else "one call finds out now whether it works again"
@@ -94,7 +94,7 @@ class Breakers:
             return  # what began before it was left alone fails now: that is no further reason
         pause = PAUSES[min(circuit.pauses, len(PAUSES) - 1)]
         circuit.pauses += 1
-        circuit.not_before = anyio.current_time() + pause
+        circuit.not_before = self._clock() + pause
         log.warning(
             "server %s failed %d times in a row for %s (%s): it is left alone for %g s",
             *(key[0], circuit.failures, key[1], circuit.problem, pause),
