@@ -6,7 +6,7 @@ import pytest
 
 from ringfence.core.model import Json
 from ringfence.store import Conflict, Store
-from ringfence.store.history import FOLDER, CallSearch, History
+from ringfence.store.history import FOLDER, WIDTHS, CallSearch, History
 
 PATIENT = 600.0
 
@@ -89,11 +89,15 @@ def test_spans_of_time_count_what_happened_in_them(store: Store) -> None:
     put(store, range(13, 15), status="unknown")
     assert history.catch_up(PATIENT)
     at = history.find(CallSearch(), 1)[0].at
-    before, now = history.buckets(None, at - 7200, 3600, 3)[1:]
-    spans = [before, now]
-    assert sum(each.calls for each in spans) == 15
-    assert (sum(each.refused for each in spans), sum(each.failed for each in spans)) == (3, 2)
-    assert max(each.slowest_ms or 0 for each in spans) == 14.0
+    for width in WIDTHS:
+        spans = history.buckets(None, int(at // width) - 1, width, 3)
+        assert sum(each.calls for each in spans) == 15
+        assert (sum(each.refused for each in spans), sum(each.failed for each in spans)) == (3, 2)
+        assert max(each.slowest_ms or 0 for each in spans) == 14.0
+        assert sum(each.calls for each in history.buckets("acme", int(at // width) - 1, width, 3)) == 3
+        tools = history.tools(None, int(at // width) - 1, width, 10)
+        assert [(each.tool, each.calls) for each in tools] == [("tool_0", 5), ("tool_1", 5), ("tool_2", 5)]
+        assert sum(each.wall_ms or 0 for each in tools) == 6.0 + 7.0 + 8.0
 
 
 @pytest.mark.parametrize("damage", ["gone", "no database", "other version"])
@@ -127,6 +131,32 @@ def test_what_was_pruned_is_not_listed(store: Store) -> None:
     with history._open() as connection:
         connection.execute("UPDATE calls SET id = id + 100000 WHERE call_id < 'call_000040'")  # as if those were gone
     assert names(history) == [f"call_{number:06}" for number in reversed(range(40, 50))]
+
+
+def test_what_pages_ask_of_the_index_looks_at_few_calls_however_many_there_are(store: Store) -> None:
+    history = index(store)
+    put(store, range(50))
+    assert history.catch_up(PATIENT)
+    asked: list[str] = []
+    with history._open() as connection:
+        connection.set_trace_callback(asked.append)
+    for tenant in (None, "local"):
+        history.choices(tenant)
+        history.unsettled(tenant)
+        history.buckets(tenant, 0, 60, 3)
+        history.tools(tenant, 0, 60, 3)
+        for wanted in ({"tool": "tool_1"}, {"agent": "agent_1"}, {"status": "denied"}, {"effect": "unknown"}):
+            history.find(CallSearch(tenant=tenant, **wanted), 5)  # type: ignore[arg-type]
+    with history._open() as connection:
+        connection.set_trace_callback(None)
+        plans = {text: [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {text}")] for text in asked}
+    assert len(plans) >= 16
+    for text, plan in plans.items():
+        assert plan and all(step.startswith(("SEARCH", "USE TEMP B-TREE")) for step in plan), (text, plan)
+    # The newest come first by themselves: so many are looked at as are shown.
+    with history._open() as connection:
+        plan = [row[3] for row in connection.execute("EXPLAIN QUERY PLAN SELECT * FROM calls ORDER BY id DESC LIMIT 5")]
+    assert plan == ["SCAN calls"]
 
 
 @pytest.mark.parametrize("happened", [True, False])

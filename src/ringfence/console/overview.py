@@ -18,7 +18,7 @@ from ringfence.core.sizes import short_size
 if TYPE_CHECKING:
     from ringfence.console.app import Visit
 
-_SPANS = {"hour": (60.0, 60), "day": (1800.0, 48), "week": (7200.0, 84), "month": (43_200.0, 60)}
+_SPANS = {"hour": (60, 60), "day": (1800, 48), "week": (7200, 84), "month": (43_200, 60)}
 """The width of a bar in seconds, and how many there are."""
 _READING_SECONDS = 1.0
 _MOST_TOOLS = 25
@@ -36,9 +36,9 @@ def _drawn(house: House, person: Person, span: str) -> Json:
     tenant = tenant_seen(person)
     whole = house.history.catch_up(_READING_SECONDS)
     # Bars begin at round times, and the last one is not over yet.
-    since = (int(time.time() / width) + 1 - count) * width
-    buckets = house.history.buckets(tenant, since, width, count)
-    tools = house.history.tools(tenant, since, _MOST_TOOLS)
+    first = int(time.time() // width) + 1 - count
+    buckets = house.history.buckets(tenant, first, width, count)
+    tools = house.history.tools(tenant, first, width, _MOST_TOOLS)
     times = [each.begins for each in buckets]
     ends = [each + width / 2 for each in times]
     by = [

@@ -12,7 +12,7 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from ringfence.store.reader import Reader
 
 FOLDER = "history"
 _FILE = "calls.db"
-_VERSION = 2
+_VERSION = 3
 _TOGETHER = 250
 """Records in one transaction: others may look meanwhile."""
 _LONGEST_TEXT = 4000
@@ -55,10 +55,31 @@ CREATE INDEX calls_by_tenant ON calls (tenant, id);
 CREATE INDEX calls_by_tool ON calls (tool, id);
 CREATE INDEX calls_by_agent ON calls (agent, id);
 CREATE INDEX calls_by_status ON calls (status, id);
-CREATE INDEX calls_by_time ON calls (at, tenant, status, wall_ms, cpu_ms, memory, tool, kind);
+CREATE INDEX calls_by_time ON calls (at);
 CREATE INDEX calls_by_effect ON calls (effect, tenant, id);
 CREATE TABLE seen (last INTEGER NOT NULL, settled INTEGER NOT NULL);
 INSERT INTO seen VALUES (0, 0);
+CREATE TABLE choices (
+    name   TEXT NOT NULL,
+    tenant TEXT NOT NULL,
+    value  TEXT NOT NULL,
+    PRIMARY KEY (name, tenant, value)
+) WITHOUT ROWID;
+CREATE TABLE sums (
+    width   INTEGER NOT NULL,
+    slot    INTEGER NOT NULL,
+    tenant  TEXT NOT NULL,
+    tool    TEXT NOT NULL,
+    calls   INTEGER NOT NULL,
+    refused INTEGER NOT NULL,
+    failed  INTEGER NOT NULL,
+    timed   INTEGER NOT NULL,
+    wall_ms REAL NOT NULL,
+    slowest REAL,
+    cpu_ms  REAL NOT NULL,
+    memory  INTEGER NOT NULL,
+    PRIMARY KEY (width, slot, tenant, tool)
+) WITHOUT ROWID;
 """
 _CALL = (
     "SELECT id, call_id, at, tenant, agent, person, tool, server, kind, status, reason, wall_ms, cpu_ms, memory,"
@@ -66,11 +87,19 @@ _CALL = (
 )
 _HOW_MANY = "SELECT count(*) FROM calls"
 _KEEP = "INSERT OR REPLACE INTO calls VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_THERE_ARE = {
-    "tool": "SELECT DISTINCT tool FROM calls",
-    "agent": "SELECT DISTINCT agent FROM calls",
-    "status": "SELECT DISTINCT status FROM calls",
-}
+WIDTHS = (60, 1800, 7200, 43_200)
+"""Seconds of the spans that calls are counted in, so that a chart need not look at every call."""
+_ALL = ""
+"""In the place of a tool: the sum of all of them."""
+_OTHERS = "(no such tool)"
+_CHOOSE = "INSERT OR IGNORE INTO choices VALUES (?, ?, ?)"
+_ADD = (
+    "INSERT INTO sums VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET calls = calls +"
+    " excluded.calls, refused = refused + excluded.refused, failed = failed + excluded.failed, timed = timed +"
+    " excluded.timed, wall_ms = wall_ms + excluded.wall_ms, slowest = max(coalesce(slowest, excluded.slowest),"
+    " coalesce(excluded.slowest, slowest)), cpu_ms = cpu_ms + excluded.cpu_ms, memory = max(memory, excluded.memory)"
+)
+_CHOICES = "SELECT value FROM choices WHERE name = ?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,19 +171,19 @@ class ToolUse:
     wall_ms: float | None
     slowest_ms: float | None
     cpu_ms: float
+    memory: int
 
 
-_BY_TIME = (
-    "SELECT CAST((at - ?) / ? AS INTEGER), count(*), sum(status IN ('denied', 'validation_failure')),"
-    " sum(status NOT IN ('success', 'denied', 'validation_failure', 'approval_required')), avg(wall_ms), max(wall_ms),"
-    " total(cpu_ms), coalesce(max(memory), 0) FROM calls"
-)
-_BY_TOOL = (
-    "SELECT tool, count(*), sum(status IN ('denied', 'validation_failure')),"
-    " sum(status NOT IN ('success', 'denied', 'validation_failure', 'approval_required')), avg(wall_ms), max(wall_ms),"
-    " total(cpu_ms) FROM calls"
+_COUNTED = (
+    " sum(calls), sum(refused), sum(failed), sum(wall_ms) / nullif(sum(timed), 0), max(slowest), sum(cpu_ms),"
+    " max(memory) FROM sums"
 )
 _OF_AGENTS = "kind NOT IN ('server', 'listing')"
+_SYSTEM = ("server", "listing")
+_KIND = 8
+_REFUSED = ("denied", "validation_failure")
+_WELL = ("success", "approval_required")
+_NEVER = 2**62
 
 
 class History:
@@ -181,12 +210,17 @@ class History:
                     found = reader.ended_after(last, _TOGETHER)
                     rows = [row for number, record in found if (row := _row(number, record)) is not None]
                     connection.executemany(_KEEP, rows)
+                    connection.executemany(_CHOOSE, {each for row in rows for each in _chosen(row)})
+                    connection.executemany(_ADD, _sums(rows))
                     if found:
                         connection.execute("UPDATE seen SET last = ?", (found[-1][0],))
                     else:
                         _settle(connection, reader, settled)
                         # What was pruned meanwhile is gone here, too.
                         connection.execute("DELETE FROM calls WHERE id < ?", (reader.first_ended(),))
+                        oldest = connection.execute("SELECT min(at) FROM calls").fetchone()[0]
+                        bounds = [(width, _still(oldest, width)) for width in WIDTHS]
+                        connection.executemany("DELETE FROM sums WHERE width = ? AND slot < ?", bounds)
                     connection.execute("COMMIT")
                 except BaseException:
                     connection.execute("ROLLBACK")
@@ -223,36 +257,30 @@ class History:
 
     def choices(self, tenant: str | None) -> dict[str, list[str]]:
         """What there is to choose from: tools, agents and statuses. Raises StoreError."""
-        where, values = (" WHERE tenant = ?", [tenant]) if tenant is not None else ("", [])
+        where, values = (" AND tenant = ?", [tenant]) if tenant is not None else ("", [])
+        text = f"{_CHOICES}{where} GROUP BY value ORDER BY value LIMIT 500"
         with self._open() as connection:
-            out = {}
-            for name, text in _THERE_ARE.items():
-                rows = connection.execute(f"{text}{where} ORDER BY 1 LIMIT 500", values)
-                out[name] = [str(row[0]) for row in rows]
-            return out
+            return {
+                name: [str(row[0]) for row in connection.execute(text, [name, *values])]
+                for name in ("tool", "agent", "status")
+            }
 
-    def buckets(self, tenant: str | None, since: float, width: float, count: int) -> list[Bucket]:
-        """What happened in each of `count` spans of `width` seconds. Raises StoreError."""
-        where, values = ["at >= ?", "at < ?"], [since, since + width * count]
+    def buckets(self, tenant: str | None, first: int, width: int, count: int) -> list[Bucket]:
+        """What happened in each of `count` spans; `width` is one of WIDTHS, `first` the number of the first span since
+        the epoch. Raises StoreError."""
+        where, values = _span(tenant, first, width)
+        text = f"SELECT slot,{_COUNTED}{_where([*where, 'tool = ?'])} GROUP BY slot"
         with self._open() as connection:
-            where.append(_OF_AGENTS)
-            if tenant is not None:
-                where.append("tenant = ?")
-                values.append(tenant)  # type: ignore[arg-type]
-            rows = connection.execute(f"{_BY_TIME}{_where(where)} GROUP BY 1", [since, width, *values]).fetchall()
-        found = {row[0]: row[1:] for row in rows}
+            found = {row[0]: row[1:] for row in connection.execute(text, [*values, _ALL])}
         empty = (0, 0, 0, None, None, 0.0, 0)
-        return [Bucket(since + number * width, *found.get(number, empty)) for number in range(count)]
+        return [Bucket(float(slot * width), *found.get(slot, empty)) for slot in range(first, first + count)]
 
-    def tools(self, tenant: str | None, since: float, most: int) -> list[ToolUse]:
+    def tools(self, tenant: str | None, first: int, width: int, most: int) -> list[ToolUse]:
         """The tools that were called since then, those first that were called most. Raises StoreError."""
-        where, values = ["at >= ?", _OF_AGENTS], [since]
-        if tenant is not None:
-            where.append("tenant = ?")
-            values.append(tenant)  # type: ignore[arg-type]
-        text = f"{_BY_TOOL}{_where(where)} GROUP BY tool ORDER BY 2 DESC, 1 LIMIT ?"
+        where, values = _span(tenant, first, width)
+        text = f"SELECT tool,{_COUNTED}{_where([*where, 'tool <> ?'])} GROUP BY tool ORDER BY 2 DESC, 1 LIMIT ?"
         with self._open() as connection:
-            return [ToolUse(*row) for row in connection.execute(text, [*values, most])]
+            return [ToolUse(*row) for row in connection.execute(text, [*values, _ALL, most])]
 
     def unsettled(self, tenant: str | None) -> int:
         """Of how many calls nobody knows whether they changed something. Raises StoreError."""
@@ -363,6 +391,48 @@ def _conditions(search: CallSearch) -> tuple[list[str], list[Any]]:
         where.append("instr(words, ?) > 0")
         values.append(word)
     return where, values
+
+
+def _still(oldest: float | None, width: int) -> int:
+    """The first span that still has a call; of none, all spans go."""
+    return _NEVER if oldest is None else int(oldest // width)
+
+
+def _span(tenant: str | None, first: int, width: int) -> tuple[list[str], list[Any]]:
+    if width not in WIDTHS:
+        raise ValueError(f"calls are counted in spans of {WIDTHS} seconds, not of {width}")
+    where, values = ["width = ?", "slot >= ?"], [width, first]
+    return (where, values) if tenant is None else ([*where, "tenant = ?"], [*values, tenant])
+
+
+def _chosen(row: tuple[Any, ...]) -> Iterator[tuple[str, str, str]]:
+    """What a person may choose by which this call is found."""
+    if row[_KIND] not in _SYSTEM:
+        yield from ((name, row[3], row[place]) for name, place in (("tool", 6), ("agent", 4), ("status", 9)))
+
+
+def _sums(rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """What these calls add to the counts of their spans."""
+    out: dict[tuple[int, int, str, str], list[Any]] = {}
+    for row in rows:
+        if row[_KIND] in _SYSTEM:
+            continue
+        at, tenant, tool, status, reason, wall, cpu, memory = (row[place] for place in (2, 3, 6, 9, 10, 11, 12, 13))
+        # Callers invent as many of these as they like.
+        tool = _OTHERS if reason == "unknown_tool" else tool
+        for width in WIDTHS:
+            for name in (_ALL, tool):
+                found = out.setdefault((width, int(at // width), tenant, name), [0, 0, 0, 0, 0.0, None, 0.0, 0])
+                found[0] += 1
+                found[1] += status in _REFUSED
+                found[2] += status not in _REFUSED and status not in _WELL
+                if wall is not None:
+                    found[3] += 1
+                    found[4] += wall
+                    found[5] = wall if found[5] is None else max(found[5], wall)
+                found[6] += cpu or 0.0
+                found[7] = max(found[7], int(memory or 0))
+    return [(*place, *found) for place, found in out.items()]
 
 
 def _settle(connection: sqlite3.Connection, reader: Reader, after: int) -> None:
