@@ -314,6 +314,14 @@ def test_a_payload_that_is_not_what_was_recorded_is_told(copy: Log, part: str) -
     assert copy.audit("verify").returncode == 1 and copy.audit("show", "call_aaa1").returncode == 0
 
 
+@pytest.mark.parametrize("salt", ["NULL", "X'00'", "'text'"])
+def test_a_salt_that_is_gone_without_an_erasure_is_found(copy: Log, salt: str) -> None:
+    copy.edit(f"UPDATE records SET salt = {salt} WHERE call_id = 'call_aaa1' AND kind = 'started'")
+    said = copy.audit("verify")
+    assert said.returncode == 1
+    assert "the salt of the digests of call call_aaa1 is gone, and no erasure is on record" in said.stdout
+
+
 def test_a_payload_of_a_call_that_kept_none_cannot_be_checked(copy: Log) -> None:
     copy.edit("INSERT INTO payloads SELECT 'call_aaa3', part, salt, body FROM payloads WHERE call_id = 'call_aaa1'")
     said = "cannot be checked: its record does not say that anything was kept"

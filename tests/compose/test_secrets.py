@@ -184,6 +184,10 @@ async def test_sessions_have_the_same(tmp_path: Path) -> None:
     async with Runs.open(config.load(written(tmp_path, VALUE))) as runs:
         opened = await runs.call("open_session", {}, Attached(), origin="sdk")
         session = opened.structured["session"]
+        for metadata in ({"for": f"it is {VALUE}"}, {VALUE: "x"}):
+            refused = await runs.call("open_session", {"metadata": metadata}, Attached(), origin="sdk")
+            assert (refused.status, refused.facts["effect"]) == ("validation_failure", "none")
+            assert "these hold a secret" in refused.text and VALUE not in refused.text
         heard: list[bytes] = []
         shown: list[Any] = []
         code = f"value = {VALUE[:9]!r} + {VALUE[9:]!r}\nprint(value)\nopen('/workspace/it', 'w').write(value)\nvalue"

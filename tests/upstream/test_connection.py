@@ -369,6 +369,32 @@ async def test_what_a_server_may_not_ask_is_refused(
     assert client.asked == []
 
 
+@pytest.mark.parametrize(
+    ("declared", "form", "url"), [({}, True, False), ({"form": {}}, True, False), ({"url": {}}, False, True),
+                                  ({"form": {}, "url": {}}, True, True), (True, True, False)],
+)  # fmt: skip
+async def test_a_question_has_a_form_that_the_client_can_show_and_nothing_that_the_protocol_does_not_have(
+    declared: Any, form: bool, url: bool
+) -> None:
+    visit = {"mode": "url", "url": "https://example.org/", "elicitationId": "1", "message": "Well?"}
+
+    async def call(params: Json, exchange: Any) -> Json:
+        told: list[Any] = []
+        for question in (FORM, visit, {**FORM, "mode": "form"}, {**FORM, "mode": "x"}):
+            try:
+                told.append(await exchange.ask("elicitation/create", {**question, "task": {"ttl": 5}, "x": 1}))
+            except RpcError as exc:
+                told.append(exc.code)
+        return {"told": told}
+
+    client = Client({"elicitation": declared}, {"question": {"action": "accept"}})
+    made, _ = await opened(far_end(tools_call=call))
+    could = [{"action": "accept"} if can else -32602 for can in (form, url, form, False)]
+    assert await made.request(asking(client)) == {"told": could}
+    shown = [set(asked["question"]["params"]) - {"_meta"} for asked in client.asked]
+    assert all(keys <= {*FORM, *visit} for keys in shown)
+
+
 async def test_a_server_that_asks_without_end_gets_no_more_answers() -> None:
     client = Client(EVERYTHING, {"question": {"action": "accept"}})
     made, _ = await opened(questions(*["elicitation/create"] * (connection._MAX_QUESTIONS + 2)))

@@ -424,6 +424,8 @@ def _compared(reader: Reader, report: Verification, key: Ed25519PublicKey) -> Ve
         found.add(fault)
     for call_id, part in reader.missing_payloads(MAX_FAULTS):
         found.add(f"what was kept of the {part} of call {call_id} is gone, and no erasure is on record")
+    for call_id in reader.unsalted(MAX_FAULTS):
+        found.add(f"the salt of the digests of call {call_id} is gone, and no erasure is on record")
     for token in reader.tokens(reader.token_proofs(key)):
         if token.state(time.time()) == "unproven":
             text = f"token {token.id} is not what the signed log has of its making"

@@ -423,6 +423,18 @@ class Reader:
                         missing.append((str(call_id), part))
         return missing
 
+    def unsalted(self, limit: int) -> list[str]:
+        """Calls whose arguments have a digest that nothing can be compared with, since its salt is gone, though nobody
+        erased it on record. The start of a server keeps none."""
+        rows = self._all(
+            "SELECT call_id FROM records AS r NOT INDEXED WHERE kind = 'started'"
+            " AND (typeof(salt) <> 'blob' OR length(salt) <> 16) AND instr(text, '\"arguments\":{\"bytes\":') > 0"
+            ' AND instr(text, \'"kind":"server"\') = 0 AND NOT EXISTS'
+            " (SELECT 1 FROM records AS e WHERE e.call_id = r.call_id AND e.kind = 'payload_erased') LIMIT ?",
+            [limit],
+        )
+        return [str(row[0]) for row in rows]
+
     def payloads(self) -> Iterator[tuple[str, Part]]:
         """The calls of which payloads are kept, page by page."""
         after: tuple[Any, ...] = ("", "")

@@ -61,6 +61,16 @@ _LONGEST = 2000
 _WEB = re.compile(r"https?://[A-Za-z0-9.:\[\]_~-]+(?:[/?#][\x21-\x7e]*)?", re.IGNORECASE)
 """No name of a user before the host: it is read as the host."""
 _CAPABILITY = {"elicitation/create": "elicitation", "sampling/createMessage": "sampling", "roots/list": "roots"}
+_ASKED: Mapping[str, frozenset[str]] = {
+    "elicitation/create": frozenset({"mode", "message", "requestedSchema", "url", "elicitationId"}),
+    "sampling/createMessage": frozenset(
+        {"messages", "modelPreferences", "systemPrompt", "temperature", "maxTokens", "stopSequences", "metadata"}
+        | {"tools", "toolChoice"}
+    ),
+    "roots/list": frozenset(),
+}
+"""What goes on of a question. Not `includeContext`: to the client all servers are one, and each would get the others'
+context; nor keys that the protocol does not have, which a client may take for what it likes."""
 _DEFINED: tuple[tuple[Literal["tool", "prompt"], str, str], ...] = (
     ("tool", "tools/list", "tools"),
     ("prompt", "prompts/list", "prompts"),
@@ -387,16 +397,11 @@ class Connection:
             raise RpcError(_METHOD_NOT_FOUND, f"the client does not support {capability}")
         if capability == "sampling" and setting == "ask" and not await self._consent(request, method, params):
             raise RpcError(-32600, f"no person approved sampling by server {self.spec.name}")
-        if capability == "elicitation" and params.get("mode", "form") != "form":
-            if params["mode"] != "url":
-                raise RpcError(-32602, "a question is a form, or a URL to visit")
-            if not _is_web(params.get("url")):
-                raise RpcError(-32602, "a URL to visit begins with http:// or https://")
-        labelled = dict(params)
+        if capability == "elicitation":
+            _check_mode(params, _mapping(request.channel.capabilities["elicitation"]))
+        labelled = {name: value for name, value in params.items() if name in _ASKED[method]}
         own = {k: v for k, v in _mapping(params.get("_meta")).items() if not k.startswith("ringfence/")}
         labelled["_meta"] = {**own, "ringfence/server": self.spec.name}
-        if capability == "sampling":
-            labelled.pop("includeContext", None)  # to the client all servers are one, and each would get the others'
         if capability == "elicitation":
             labelled["message"] = f"[{self.spec.name}] {params.get('message', '')}"
         return {"method": method, "params": labelled}
@@ -506,6 +511,17 @@ def relayable(spec: ServerSpec, capabilities: Json) -> Json:
     if spec.sampling == "deny":
         out.pop("sampling", None)
     return out
+
+
+def _check_mode(params: Json, declared: Json) -> None:
+    """Whether a question has a form that the client can show. Raises RpcError."""
+    mode = params.get("mode", "form")
+    if mode not in ("form", "url"):
+        raise RpcError(-32602, "a question is a form, or a URL to visit")
+    if mode not in declared and (mode == "url" or "url" in declared):  # one that names neither can show forms
+        raise RpcError(-32602, f"the client cannot be asked {'to visit a URL' if mode == 'url' else 'by a form'}")
+    if mode == "url" and not _is_web(params.get("url")):
+        raise RpcError(-32602, "a URL to visit begins with http:// or https://")
 
 
 def _is_web(url: Any) -> bool:

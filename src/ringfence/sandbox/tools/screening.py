@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,10 @@ class OutputScreen:
         self._attached: Attached | None = None
         self.rules: dict[str, int] = {}
         self.secrets: dict[str, int] = {}
+
+    def holds_secret(self, texts: Iterable[str]) -> bool:
+        """Whether a known secret stands in what is to be kept as it is."""
+        return self._kept is not None and self._kept.knows("\n".join(texts).encode("utf-8", "surrogatepass"))
 
     # ── As it comes ──
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ringfence.core import invisible
@@ -93,6 +94,11 @@ _MOST_PAST_SHOWN = 10
     carries=_SET_UP,
 )
 async def open_session(task: Task) -> Answer:
+    metadata: Mapping[str, str] = task.given.get("metadata") or {}
+    if task.screen.holds_secret([*metadata, *metadata.values()]):
+        with WorkProgress():
+            text = "metadata are kept as they are, and these hold a secret: leave it out"
+            raise Refused(Status.VALIDATION_FAILURE, "bad_arguments", text)
     try:
         wanted = request.session(task.grant, task.provision, task.route, task.installed, task.kept)
         info = await task.keeper.create(task.owner, wanted)
