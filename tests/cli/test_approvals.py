@@ -16,6 +16,7 @@ from ringfence.audit.keys import load_or_create
 from ringfence.cli import approvals
 from ringfence.core import system
 from ringfence.core.model import Json
+from ringfence.governance.standing import shape_of
 from ringfence.store import Approval, ApprovalQuestion, Reader, Store, Unproven
 from tests import gateways
 from tests.cli.terminals import at_terminal
@@ -282,3 +283,66 @@ def test_a_question_that_has_expired_says_what_to_do(store: Store, verb: str) ->
     told = gateways.run("approvals", verb, asked.id)
     assert told.returncode == 1
     assert "has expired, and can no longer be answered; if the agent makes the call again, it asks again" in told.stderr
+
+
+# ── Reasons, and approvals that stand ──
+
+LIKE_IT = {"terms": {"standing": {"times": 5, "seconds": 3600}}}
+
+
+def test_a_reason_goes_on_record_and_one_that_is_wanted_must_be_given(store: Store) -> None:
+    asked = ask(store, terms={"reason": True})
+    refused = gateways.run("approvals", "approve", asked.id)
+    assert refused.returncode == 1 and "wants a reason; add: --reason TEXT" in refused.stderr
+    with at_terminal("approvals", "approve", asked.id, "--reason", "ticket 7") as terminal:
+        assert "an answer must say why" in terminal.expect("[y/N] ")
+        terminal.type("y\n")
+        assert terminal.end() == 0
+    (answered,) = [r.body for r in store.reader().records(kind="approval_answered") if r.body["approval"] == asked.id]
+    assert answered["reason"] == "ticket 7"
+
+
+def test_calls_like_one_are_approved_beforehand_as_they_are_shown_and_taken_back(store: Store) -> None:
+    arguments = {"title": "Broken", "to": HOSTILE, "path": "docs/a.md"}
+    asked = ask(store, arguments, shape=shape_of(arguments, "sha256:shape"), **LIKE_IT)
+    wish = ("--times", "2", "--for", "600", "--any", "title", "--like", "path=docs/.*")
+    with at_terminal("approvals", "allow", asked.id, *wish) as terminal:
+        shown = terminal.expect("[y/N] ")
+        for told in (
+            "2 more calls like it",
+            "title: ANY VALUE",
+            "path: any text that this matches whole: docs/.*",
+            'to: always "\\u001b[2J',
+        ):
+            assert told in shown
+        assert all(c.isprintable() or c == "\n" for c in shown)
+        terminal.type("y\n")
+        assert terminal.end() == 0
+    assert state(asked) == "approved"
+    (stands,) = json.loads(gateways.run("approvals", "standing", "--json").stdout)
+    assert (stands["times"], stands["used"], stands["arguments"]["title"]) == (2, 0, "ANY VALUE")
+    listed = gateways.run("approvals", "standing").stdout
+    assert stands["id"] in listed and "0 of 2 times" in listed and "title: ANY VALUE" in listed
+    assert all(c.isprintable() or c == "\n" for c in listed)
+    revoked = gateways.run("approvals", "revoke", stands["id"][:-3])
+    assert revoked.stdout == f"{stands['id']}: revoked by {identity.os_user()}.\n"
+    assert gateways.run("approvals", "standing").stdout == "No approvals stand.\n"
+    assert "is no standing approval" in gateways.run("approvals", "revoke", "std_0").stderr
+
+
+@pytest.mark.parametrize(
+    ("more", "wish", "problem"),
+    [
+        ({}, ("--times", "1", "--for", "10"), "its approval rule has no `standing`"),
+        (LIKE_IT, ("--times", "9", "--for", "10"), "5 times within 3600 s at most"),
+        (LIKE_IT, ("--times", "1", "--for", "10", "--any", "nothing"), "no argument 'nothing'; it has: title"),
+        (LIKE_IT, ("--times", "1", "--for", "10", "--like", "title"), "--like takes ARGUMENT=PATTERN"),
+    ],
+)
+def test_no_more_is_approved_beforehand_than_may_be(
+    store: Store, more: Json, wish: tuple[str, ...], problem: str
+) -> None:
+    asked = ask(store, shape=shape_of({"title": "Broken"}, "sha256:shape"), **more)
+    refused = gateways.run("approvals", "allow", asked.id, *wish)
+    assert refused.returncode == 1 and problem in refused.stderr
+    assert state(asked) == "pending" and store.reader().standing() == []

@@ -16,7 +16,7 @@ from tests.tooling import ROOT
 
 SUBVERBS = {
     "box": ("create", "list", "exec", "files", "pause", "resume", "snapshot", "fork", "rm", "volume", "shell", "mcp"),
-    "approvals": ("list", "approve", "deny"),
+    "approvals": ("list", "approve", "deny", "allow", "standing", "revoke"),
     "audit": ("list", "show", "explain", "verify", "export", "erase", "replay"),
     "state": ("prune",),
 }

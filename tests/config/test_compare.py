@@ -271,6 +271,9 @@ def test_sections(section: str, text: str, count: int) -> None:
         ("expires_seconds", "601", "60"),
         ("self", "true", ""),
         ("people", "", "2"),
+        ("reason", "", "required"),
+        ("escalate", "{after_seconds: 10, roles: [intern]}", ""),
+        ("standing", "{times: 1, seconds: 1}", ""),
     ],
 )
 def test_an_approval(key: str, looser: str, tighter: str) -> None:
@@ -283,6 +286,23 @@ def test_an_approval(key: str, looser: str, tighter: str) -> None:
     if tighter:
         assert told(old, build(people=people, approval={key: tighter})) == []
     assert told(old, build(people=people, approval={"when": ""})) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "other", "looser"),
+    [
+        ("reason", "required", "optional", True),
+        ("escalate", "{after_seconds: 10, roles: [chief]}", "{after_seconds: 9, roles: [chief]}", True),
+        ("escalate", "{after_seconds: 10, roles: [chief]}", "", False),
+        ("standing", "{times: 5, seconds: 60}", "{times: 6, seconds: 60}", True),
+        ("standing", "{times: 5, seconds: 60}", "{times: 5, seconds: 61}", True),
+        ("standing", "{times: 5, seconds: 60}", "{times: 5, seconds: 59}", False),
+        ("standing", "{times: 5, seconds: 60}", "", False),
+    ],
+)
+def test_what_an_approval_had_besides(key: str, value: str, other: str, *, looser: bool) -> None:
+    old = build(approval={key: value})
+    assert bool(told(old, build(approval={key: other}))) is looser
 
 
 RULE = "{id: a, action: %s, tool_patterns: ['x.*'], agents: ['l*'], environments: [development]%s}"

@@ -34,6 +34,10 @@ ANSWERED = "approval_answered"
 USED = "approval_used"
 VOID = "approval_void"
 SET_BACK = "clock_set_back"
+STANDING_MADE = "standing_made"
+"""A person approved calls of one shape beforehand; the answers that this gives name its record."""
+STANDING_REVOKED = "standing_revoked"
+_PROOFS = (ASKED, ANSWERED, STANDING_MADE)
 _RUNS = ("started", "answered")
 """Records of what may run on an approval: a call, and what its caller answers to a server in the course of it."""
 _RUNS_ON = '"approval":{"asked":'
@@ -63,6 +67,8 @@ class ProvenAnswer:
     """The account that gave it, by the kernel; None in records of versions that did not say."""
     login: Json | None = None
     """How the person had proved who they are, where a gateway gave it for them."""
+    standing: Json | None = None
+    """The id and the record of what they approved beforehand, where this answer follows from that."""
 
     @property
     def giver(self) -> str:
@@ -103,7 +109,9 @@ class ProvenApproval:
     def as_fact(self) -> Json:
         """The approval as the record of a call names it: by places in the log."""
         by = [{"person": yes.person, "at": yes.at, **_place_fact(yes.place)} for yes in self.agreed]
-        return {"id": self.id, "rule": self.question.get("rule"), "asked": _place_fact(self.place), "by": by}
+        stood = [yes.standing for yes in self.agreed if yes.standing is not None]
+        more = {"standing": stood} if stood else {}
+        return {"id": self.id, "rule": self.question.get("rule"), "asked": _place_fact(self.place), "by": by, **more}
 
 
 @plain
@@ -185,7 +193,10 @@ def _id(body: Json) -> Any:
 
 
 def _agreement(body: Json, place: Head) -> ProvenAnswer:
-    return ProvenAnswer(str(body.get("person")), float(body["at"]), place, _object(body, "account"), login_of(body))
+    stood = _object(body, "standing")
+    return ProvenAnswer(
+        str(body.get("person")), float(body["at"]), place, _object(body, "account"), login_of(body), stood
+    )
 
 
 def _object(body: Json, name: str) -> Json | None:
@@ -241,6 +252,9 @@ class ApprovalVerifier:
         self._runs: list[Json] = []
         self._void: dict[str, str] = {}
         self._refused: dict[str, str] = {}
+        self._stood: dict[str, set[str]] = {}
+        """By the hash of what stands: the approvals that it gave."""
+        self._revoked: dict[str, float] = {}
         self._speaking: dict[str, bool] = {}
         """Of parts that records share, whether they say that people were asked."""
 
@@ -258,7 +272,9 @@ class ApprovalVerifier:
                 body = filled(body, find)
             if body.get("approval") is not None or (kind == "started" and _asks(body)):
                 self._runs.append({name: body.get(name) for name in ("chain", "seq", "at", "call", "approval")})
-        elif kind in (ASKED, ANSWERED):
+        elif kind == STANDING_REVOKED:
+            self._revoked[str(body.get("standing"))] = body["at"]
+        elif kind in _PROOFS:
             self._records[digest] = body
             if kind == ANSWERED and body.get("approve") is not True:
                 self._refused[str(_id(body))] = str(body.get("person"))
@@ -284,7 +300,7 @@ class ApprovalVerifier:
         entry = read_entry(Record("", 0, 0.0, "", None, text, digest))
         if entry is None or not _is_signed(self._public, entry, digest):
             return False
-        if entry[0]["kind"] in (ASKED, ANSWERED):
+        if entry[0]["kind"] in _PROOFS:
             self._records[digest] = entry[0]
         return True
 
@@ -324,6 +340,9 @@ class ApprovalVerifier:
         for entry in approval.get("by") or ():
             answer = self._signed(entry, identity, ANSWERED)
             if answer is not None and answer.get("approve") is True and place and answer.get("asked") == place.hash:
+                problem = self._stands(answer, question, identity)
+                if problem is not None:
+                    return f"ran on approval {identity}, which was given by {problem}"
                 agreed.add(answer.get("person"))
                 givers.add(giver_of(str(answer.get("person")), _object(answer, "account"), login_of(answer)))
         count = min(len(agreed), len(givers))
@@ -331,11 +350,45 @@ class ApprovalVerifier:
             return f"ran on approval {identity}, which this log has {count} of {wanted} people agree to"
         return _mismatch(run, identity, question)
 
+    def _stands(self, answer: Json, question: Json, identity: str) -> str | None:
+        """Why an answer does not follow from what its person approved beforehand, where it says that it does."""
+        fact = answer.get("standing")
+        if fact is None:
+            return None
+        named = fact.get("id") if isinstance(fact, dict) else None
+        made = self._made(fact, named)
+        if made is None:
+            return f"standing approval {named}, which this log does not have"
+        alike = ("person", "account", "login")
+        same = all(made.get(name) == answer.get(name) for name in alike)
+        if not same or any(made.get(name) != question.get(name) for name in ("tool", "principal", "rule")):
+            return f"standing approval {named}, which is for other calls or by somebody else"
+        expires_at, times = made.get("expires_at"), made.get("times")
+        if not isinstance(expires_at, int | float) or answer["at"] >= expires_at + _LATE_SECONDS:
+            return f"standing approval {named} after that had expired"
+        if answer["at"] > self._revoked.get(str(named), float("inf")) + _LATE_SECONDS:
+            return f"standing approval {named} after that was revoked"
+        given = self._stood.setdefault(str(named), set())
+        given.add(identity)
+        if not isinstance(times, int) or len(given) > times:
+            return f"standing approval {named} more often than it was made for"
+        return None
+
+    def _made(self, fact: Any, named: Any) -> Json | None:
+        place = _place(fact)
+        body = None if place is None else self._records.get(place.hash)
+        if body is None or body["kind"] != STANDING_MADE or body.get("standing") != named:
+            return None
+        return self._good(body)
+
     def _signed(self, fact: Any, identity: str, kind: str) -> Json | None:
         place = _place(fact)
         body = None if place is None else self._records.get(place.hash)
         if body is None or body["kind"] != kind or _id(body) != identity:
             return None
+        return self._good(body)
+
+    def _good(self, body: Json) -> Json | None:
         if not admits(self._state, body.get("state"), body["at"]):
             return None
         return body if has_signature(self._public, body) else None
@@ -349,8 +402,12 @@ def _asks(body: Json) -> bool:
 def _places(approval: Any) -> list[Head]:
     if not isinstance(approval, dict):
         return []
-    by = approval.get("by")
-    places = [approval.get("asked"), *(by if isinstance(by, list) else [])]
+    by, stood = approval.get("by"), approval.get("standing")
+    places = [
+        approval.get("asked"),
+        *(by if isinstance(by, list) else []),
+        *(stood if isinstance(stood, list) else []),
+    ]
     return [place for place in map(_place, places) if place is not None]
 
 

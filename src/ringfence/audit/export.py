@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from ringfence.audit.approvals import ANSWERED, ASKED, ApprovalVerifier, Proof, proves
+from ringfence.audit.approvals import ANSWERED, ASKED, STANDING_MADE, ApprovalVerifier, Proof, proves
 from ringfence.audit.calls import CallVerifier
 from ringfence.audit.chain import (
     ALWAYS,
@@ -238,7 +238,7 @@ class _Writing:
         pruned = self._gone.get(record.chain)
         if pruned is not None and record.seq <= pruned.seq:
             # A prune that was stopped left it. It is no part of the log any more; calls that stay may have run on it.
-            if record.kind in (ASKED, ANSWERED) and proves(self._keys.public, record):
+            if record.kind in (ASKED, ANSWERED, STANDING_MADE) and proves(self._keys.public, record):
                 self._prove(record)
             return
         part = self._chains.get(record.chain) or self._begin(record, beside=not written)

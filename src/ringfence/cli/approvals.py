@@ -16,14 +16,18 @@ from ringfence.cli import common
 from ringfence.cli.terminal import MARGIN, confirm, cut, foreign, json_text, moment, quoted, safe
 from ringfence.core import system
 from ringfence.core.errors import Refused
-from ringfence.core.model import Json, Person
+from ringfence.core.model import GuardedText, Json, Person
 from ringfence.governance import question
 from ringfence.governance.approvals import MOST_REASON, answer, objection
+from ringfence.governance.approvals import allow as give
+from ringfence.governance.approvals import revoke as withdraw
 from ringfence.governance.guard import Guard
-from ringfence.store import Approval, Reader
+from ringfence.governance.standing import Wish, offered, words
+from ringfence.store import Approval, Conflict, Offer, Reader, RowNotFound, StandingApproval
 
 _WIDTH = 100
 _PREFIX = "apr_"
+_STANDING = "std_"
 
 approvals = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 IdArgument = typer.Argument(..., metavar="ID", help="Its id, the beginning of its id, or `last` for the newest.")
@@ -41,6 +45,8 @@ def group() -> None:
     ringfence approvals list                    what waits, and when it expires
     ringfence approvals approve last            approve the newest
     ringfence approvals deny apr_1f             the beginning of an id is enough
+    ringfence approvals allow last --times 20 --for 28800 --any title
+    ringfence approvals standing                what was approved beforehand; revoke ID ends one
     """
 
 
@@ -102,6 +108,110 @@ def deny(
     _answer(identifier, config_path, demo, reason, approve=False)
 
 
+@approvals.command()
+def allow(
+    identifier: str = IdArgument,
+    times: int = typer.Option(..., "--times", min=1, help="How many calls, besides the one that waits."),
+    seconds: float = typer.Option(..., "--for", metavar="SECONDS", help="For how long."),
+    any_: list[str] = typer.Option([], "--any", metavar="ARGUMENT", help="It may have any value. Repeatable."),
+    like: list[str] = typer.Option(
+        [], "--like", metavar="ARGUMENT=PATTERN", help="It may be any text that this RE2 pattern matches whole."
+    ),
+    config_path: Path | None = common.ConfigOption,
+    demo: bool = common.DemoOption,
+    reason: str | None = ReasonOption,
+) -> None:
+    """Approve one call, and calls like it beforehand: a standing approval.
+
+    Like it are calls of the same tool by the same agent under the same rules, with the same arguments, but for those
+    that you leave open. How far it may go, `standing` of the approval rule says; without it every call is asked about.
+
+    \b
+    ringfence approvals allow last --times 20 --for 28800 --any title
+    ringfence approvals allow last --times 5 --for 3600 --like 'path=docs/[a-z]+[.]md'
+    """
+    folder = common.state_of(config_path, demo)
+    person = _person(config_path, demo)
+    _own(folder)
+    with common.reading(folder) as reader:
+        approval = _find(reader, identifier)
+    said = _said(approval, person, reason)
+    try:
+        offer = offered(approval, Wish(times, seconds, tuple(any_), dict(_like(each) for each in like)))
+    except Conflict as exc:
+        common.fail(f"{exc}. Nothing was approved.")
+    text = "\n".join([*_in_full(approval), "", *_offer(offer)])
+    if not confirm(text, f"Approve calls like this beforehand as {safe(person.name)}?"):
+        common.fail("Nothing was approved.")
+    with common.writing(folder) as store:
+        try:
+            made = give(store, approval, person, offer, reason=said)
+        except (Refused, Conflict) as exc:
+            common.fail(str(exc))
+    print(f"{made.id}: up to {made.times} calls until {moment(made.expires_at)}.")
+    print(f"To take it back: ringfence approvals revoke {made.id}{_place(config_path, demo)}")
+
+
+@approvals.command("standing")
+def standing_(
+    config_path: Path | None = common.ConfigOption,
+    demo: bool = common.DemoOption,
+    as_json: bool = typer.Option(False, "--json", help="Print a JSON list."),
+) -> None:
+    """List what people approved beforehand and is not used up or over, the oldest first.
+
+    \b
+    ringfence approvals standing
+    """
+    with common.reading(common.state_of(config_path, demo)) as reader:
+        found = reader.standing()
+    if as_json:
+        common.dump([_standing_json(each) for each in found])
+        return
+    if not found:
+        print("No approvals stand.")
+    for each in found:
+        print(f"{each.id}  {foreign(each.tool)}")
+        print("\n".join(_lines(question.standing(each, lambda value: cut(json_text(value, indent=None), _WIDTH)))))
+        print(f"  made       {moment(each.made_at)}")
+        print(f"  expires    in {_span(each.expires_at - time.time())}", end="\n\n")
+
+
+@approvals.command()
+def revoke(
+    identifier: str = typer.Argument(..., metavar="ID", help="Its id, or the beginning of its id."),
+    config_path: Path | None = common.ConfigOption,
+    demo: bool = common.DemoOption,
+) -> None:
+    """End a standing approval. What it has approved and no call has used is void.
+
+    \b
+    ringfence approvals revoke std_1f
+    """
+    folder = common.state_of(config_path, demo)
+    person = _person(config_path, demo)
+    _own(folder)
+    wanted = identifier if identifier.startswith(_STANDING) else _STANDING + identifier
+    with common.reading(folder) as reader:
+        found = [each.id for each in reader.standing_by_id(wanted)]
+    if len(found) != 1:
+        what = f"could be any of: {', '.join(found)}" if found else "is no standing approval"
+        common.fail(f"{identifier} {what}; see: ringfence approvals standing")
+    with common.writing(folder) as store:
+        try:
+            withdraw(store, found[0], person)
+        except (Conflict, RowNotFound) as exc:
+            common.fail(str(exc))
+    print(f"{found[0]}: revoked by {safe(person.name)}.")
+
+
+def _like(given: str) -> tuple[str, str]:
+    name, equals, pattern = given.partition("=")
+    if not equals or not name:
+        common.fail(f"--like takes ARGUMENT=PATTERN, not {given!r}")
+    return name, pattern
+
+
 # ── Answering ─────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -118,10 +228,7 @@ def _answer(identifier: str, config_path: Path | None, demo: bool, reason: str |
         )
     if approval.state != "pending":
         common.fail(f"approval {approval.id} is {approval.state} already; there is nothing to answer")
-    problem = objection(approval, person)
-    if problem is not None:
-        common.fail(f"{person.name} may not answer this: {problem}")
-    said = None if reason is None else Guard(_no_schema).message(reason, most=MOST_REASON)
+    said = _said(approval, person, reason)
     verb = "Approve" if approve else "Deny"
     if not confirm("\n".join(_in_full(approval)), f"{verb} this call as {safe(person.name)}?"):
         common.fail("Nothing was answered; the approval is still pending.")
@@ -135,6 +242,16 @@ def _answer(identifier: str, config_path: Path | None, demo: bool, reason: str |
         print(f"{settled.id}: {approved} of {settled.people} people approved it; it still waits.")
     else:
         print(f"{settled.id}: {settled.state} by {safe(person.name)}.")
+
+
+def _said(approval: Approval, person: Person, reason: str | None) -> GuardedText | None:
+    """Why a person answers as they do, if they may answer."""
+    problem = objection(approval, person)
+    if problem is not None:
+        common.fail(f"{person.name} may not answer this: {problem}")
+    if not reason and approval.terms.get("reason"):
+        common.fail(f"rule {approval.rule} wants a reason; add: --reason TEXT")
+    return None if reason is None else Guard(_no_schema).message(reason, most=MOST_REASON)
 
 
 def _no_schema(definition: object, value: object) -> None:
@@ -225,6 +342,20 @@ def _span(seconds: float) -> str:
     return f"{whole} s"
 
 
+def _offer(offer: Offer) -> Iterator[str]:
+    yield safe(
+        f"  STANDING   {offer.times} more calls like it, until {moment(offer.expires_at)}, without asking again:"
+    )
+    for name, text in words(offer.shape, lambda value: json_text(value, indent=None)):
+        yield safe(f"             {name}: {text}")
+
+
+def _standing_json(found: StandingApproval) -> Json:
+    names = ("id", "tool", "principal", "rule", "person", "times", "used", "made_at", "expires_at")
+    arguments = dict(words(found.shape, lambda value: json_text(value, indent=None)))
+    return {**{name: getattr(found, name) for name in names}, "arguments": arguments}
+
+
 def _place(config_path: Path | None, demo: bool) -> str:
     if demo:
         return " --demo"
@@ -247,6 +378,7 @@ def _as_json(approval: Approval) -> Json:
         "self": approval.self_approval,
         "state": approval.state,
         "answers": answers,
+        "terms": approval.terms,
         "arguments": approval.summary.get("arguments"),
         "summary": approval.summary,
     }

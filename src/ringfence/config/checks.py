@@ -431,6 +431,10 @@ def _approval(draft: Draft, approval: Shaped[schema.ApprovalEntry]) -> None:
     where = approval.where
     if shape.when is not None:
         condition(draft, (*where, "when"), shape.when)
+    if shape.escalate is not None and not shape.roles:
+        draft.problem((*where, "escalate"), "any person may answer already: name the roles that are asked first")
+    if shape.standing is not None and shape.people > 1:
+        draft.problem((*where, "standing"), f"one person would approve what {shape.people} people must agree to")
     if not draft.people:
         if shape.people > 1:
             draft.problem((*where, "people"), f"needs {shape.people} people, and without people: there is one")
@@ -441,6 +445,11 @@ def _approval(draft: Draft, approval: Shaped[schema.ApprovalEntry]) -> None:
         having = f" with role {' or '.join(shape.roles)}" if roles else ""
         text = f"needs {shape.people} people{having}, and people: has {len(able)}"
         draft.problem((*where, "people" if "people" in approval.given else "roles"), text)
+    if shape.escalate is not None:
+        later = set(shape.escalate.roles)
+        if not any(later & set(p.shape.roles) or "roles" in p.broken for p in draft.people.values()):
+            text = f"nobody in people: has role {' or '.join(shape.escalate.roles)}"
+            draft.problem((*where, "escalate", "roles"), text)
 
 
 # ── Contracts against the box of their server ─────────────────────────────────────────────────────

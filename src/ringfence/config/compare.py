@@ -27,6 +27,7 @@ from ringfence.core.model import (
     Rule,
     SecretSpec,
     ServerSpec,
+    StandingTerms,
     Transport,
 )
 from ringfence.governance.policy import PRESETS, SHADOW
@@ -149,7 +150,14 @@ def _approval_rule(old: ApprovalRule, new: ApprovalRule) -> bool:
         and new.expires_seconds <= old.expires_seconds
         and (old.self_approval or not new.self_approval)
         and new.people >= old.people
+        and (new.needs_reason or not old.needs_reason)
+        and new.escalation in (None, old.escalation)
+        and (new.standing is None or (old.standing is not None and _stands_no_further(old.standing, new.standing)))
     )
+
+
+def _stands_no_further(old: StandingTerms, new: StandingTerms) -> bool:
+    return new.times <= old.times and new.seconds <= old.seconds
 
 
 # ── Sections ──────────────────────────────────────────────────────────────────────────────────────

@@ -32,6 +32,7 @@ from ringfence.core.model import (
     ApprovalRule,
     CallKind,
     Contract,
+    Escalation,
     HookSpec,
     Issuer,
     Mode,
@@ -43,6 +44,7 @@ from ringfence.core.model import (
     SecretSpec,
     ServerSpec,
     ServerVolume,
+    StandingTerms,
     VaultSpec,
 )
 from ringfence.core.record import dataclass
@@ -368,6 +370,11 @@ def _approval(name: str, shape: schema.ApprovalEntry) -> ApprovalRule:
         expires_seconds=shape.expires_seconds,
         self_approval=shape.own,
         people=shape.people,
+        needs_reason=shape.reason == "required",
+        escalation=None
+        if shape.escalate is None
+        else Escalation(shape.escalate.after_seconds, tuple(shape.escalate.roles)),
+        standing=None if shape.standing is None else StandingTerms(shape.standing.times, shape.standing.seconds),
     )
 
 

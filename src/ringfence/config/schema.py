@@ -352,12 +352,25 @@ class HookEntry(Shape):
     meant: ClassVar[dict[str, str]] = {"webhook": "url", "timeout": "timeout_seconds", "function": "python"}
 
 
+class EscalateEntry(Shape):
+    after_seconds: Annotated[float, Field(gt=0, le=2_592_000)]
+    roles: Annotated[list[Word], Field(min_length=1)]
+
+
+class StandingEntry(Shape):
+    times: Annotated[int, Field(ge=1, le=10_000)]
+    seconds: Annotated[float, Field(gt=0, le=2_592_000)]
+
+
 class ApprovalEntry(Shape):
     when: Condition | None = None
     roles: list[Word] = []
     expires_seconds: Annotated[float, Field(gt=0, le=2_592_000)] = 3600.0
     own: bool = Field(default=False, alias="self")
     people: Annotated[int, Field(ge=1, le=100)] = 1
+    reason: Literal["optional", "required"] = "optional"
+    escalate: EscalateEntry | None = None
+    standing: StandingEntry | None = None
 
 
 class RuleEntry(Shape):

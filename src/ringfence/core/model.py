@@ -273,6 +273,22 @@ class Definition:
 
 
 @plain
+class Escalation:
+    """Who may answer too when nobody has for so long."""
+
+    after_seconds: float
+    roles: tuple[str, ...]
+
+
+@plain
+class StandingTerms:
+    """How far a person may approve calls like one that they were asked about, before they are made."""
+
+    times: int
+    seconds: float
+
+
+@plain
 class ApprovalRule:
     """When a person must approve a call, and who may."""
 
@@ -282,6 +298,11 @@ class ApprovalRule:
     expires_seconds: float = 3600.0
     self_approval: bool = False
     people: int = 1
+    needs_reason: bool = False
+    """An answer must say why."""
+    escalation: Escalation | None = None
+    standing: StandingTerms | None = None
+    """None: every call is asked about."""
 
 
 EVERY_ROLE = frozenset({"*"})

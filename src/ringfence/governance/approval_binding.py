@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 
 from ringfence.core import canonical
 from ringfence.core.model import Call, Contract, Decision, Json
-from ringfence.governance import flow, journal, question
+from ringfence.governance import flow, journal, question, standing
 from ringfence.governance.approvals import Requirement
 from ringfence.governance.guard import Guard
 from ringfence.governance.journal import CallState
@@ -24,6 +24,22 @@ def binding(rules: Rulebook, state: CallState, contract: Contract, requirement: 
     capability that opened the session which it forks. In a session it is its last step and the files in it, too: when
     another step came between, the answer is void.
     """
+    return canonical.digest(_bound(rules, state, contract, requirement))
+
+
+def shape(rules: Rulebook, state: CallState, contract: Contract, requirement: Requirement) -> Json | None:
+    """What a call must have for an answer about this one to stand for it; None where none may. What a call carries
+    beside its arguments, and the session that it changes, no person can know beforehand."""
+    call = state.call
+    beside = call.inputs or call.meta or call.box is not None or call.session_named is not None
+    if requirement.standing is None or call.kind != "tool" or beside or state.session_state or state.snapshot:
+        return None
+    bound = _bound(rules, state, contract, requirement)
+    del bound["arguments"]
+    return standing.shape_of(call.arguments, canonical.digest(bound))
+
+
+def _bound(rules: Rulebook, state: CallState, contract: Contract, requirement: Requirement) -> Json:
     bound: Json = {
         "principal": [state.call.principal.key, state.call.principal.person],
         "tool": state.call.tool,
@@ -48,7 +64,7 @@ def binding(rules: Rulebook, state: CallState, contract: Contract, requirement: 
         bound["snapshot"] = state.snapshot
     if state.session_state is not None:
         bound["session"] = [state.call.session_named, *state.session_state]
-    return canonical.digest(bound)
+    return bound
 
 
 async def judged(rules: Rulebook, state: CallState) -> Json:

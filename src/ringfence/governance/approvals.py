@@ -8,13 +8,14 @@ is worth, the signed log alone says.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from ringfence.core import system
@@ -30,14 +31,27 @@ from ringfence.core.model import (
     Json,
     Login,
     Person,
+    StandingTerms,
     Status,
 )
 from ringfence.core.ports import Channel
 from ringfence.core.record import dataclass
-from ringfence.store import Approval, ApprovalQuestion, RowNotFound, Store, Unproven
+from ringfence.governance import standing
+from ringfence.store import (
+    Approval,
+    ApprovalQuestion,
+    Offer,
+    RowNotFound,
+    StandingApproval,
+    Store,
+    Transaction,
+    Unproven,
+)
 
 if TYPE_CHECKING:
     from ringfence.audit.approvals import ProvenApproval
+
+log = logging.getLogger("ringfence.approvals")
 
 ALWAYS = ApprovalRule(name="always")
 _PROGRESS_SECONDS = 2.0
@@ -56,6 +70,20 @@ class Requirement:
     expires_seconds: float
     self_approval: bool
     people: int
+    needs_reason: bool = False
+    escalations: tuple[tuple[str, float, str], ...] = ()
+    """An entry of `roles`, after how many seconds others may answer in its place, and their roles, joined as above."""
+    standing: StandingTerms | None = None
+
+    @property
+    def terms(self) -> Json:
+        """What a question says of its answer besides roles and people."""
+        stands = self.standing
+        return {
+            **({"reason": True} if self.needs_reason else {}),
+            **({"escalate": [list(each) for each in self.escalations]} if self.escalations else {}),
+            **({} if stands is None else {"standing": {"times": stands.times, "seconds": stands.seconds}}),
+        }
 
 
 class QuestionPlaces:
@@ -122,6 +150,13 @@ class ApprovalTerms:
             # Where only one person exists, no other could answer.
             self_approval=not self._people or all(r.self_approval for r in rules),
             people=max(r.people for r in rules),
+            needs_reason=any(r.needs_reason for r in rules),
+            escalations=tuple(
+                ("|".join(sorted(r.roles)), float(r.escalation.after_seconds), "|".join(sorted(r.escalation.roles)))
+                for r in rules
+                if r.escalation is not None
+            ),
+            standing=_stands(rules),
         )
 
     async def required(
@@ -141,11 +176,16 @@ class ApprovalTerms:
     def terms(self, requirement: Requirement) -> Json:
         """What an answer is bound to besides its call: the rules that ask for it, and who may give it."""
         rules = [self._rules.get(name, ApprovalRule(name)) for name in requirement.names]
-        able = [p for p in self._people.values() if p.may_answer(requirement.roles)]
+        able = [
+            person
+            for person in self._people.values()
+            if _entitled(person, requirement.roles, requirement.escalations, float("inf"))
+        ]
         return {
             "rules": [
                 [r.name, r.when, sorted(r.roles), float(r.expires_seconds), r.self_approval, r.people] for r in rules
             ],
+            **({"more": requirement.terms} if requirement.terms else {}),
             "people": [[p.name, sorted(p.roles), p.os_user, p.tenant] for p in sorted(able, key=lambda p: p.name)],
             "asked": [list(requirement.roles), requirement.self_approval, requirement.people],
         }
@@ -172,7 +212,9 @@ class ApprovalTerms:
         tenant = tenant_of(str(proof.question.get("principal")))
         for yes in proof.agreed if self._people else ():
             person = self._people.get(yes.person)
-            able = person is not None and person.may_answer(roles) and person.answers_for(tenant)
+            waited = yes.at - float(proof.question["at"])
+            entitled = person is not None and _entitled(person, roles, _later(proof.question.get("terms")), waited)
+            able = entitled and person is not None and person.answers_for(tenant)
             if person is None or not able or (yes.person == asked_for and not own):
                 return f"{yes.person} may not answer it by the configuration in force"
             if yes.login is not None and yes.login.get("way") != "link":
@@ -191,6 +233,29 @@ class ApprovalTerms:
             return condition.test(variables())
         except ExpressionError:
             return True
+
+
+def _stands(rules: Sequence[ApprovalRule]) -> StandingTerms | None:
+    """How far an answer may stand for calls like the one that is asked about: as far as every rule lets it."""
+    terms = [rule.standing for rule in rules if rule.standing is not None]
+    if len(terms) < len(rules) or any(rule.people > 1 for rule in rules):
+        return None
+    return StandingTerms(min(each.times for each in terms), min(each.seconds for each in terms))
+
+
+def _later(terms: object) -> Sequence[Sequence[Any]]:
+    """Who may answer a question later, as it says itself."""
+    found = terms.get("escalate") if isinstance(terms, dict) else None
+    return found if isinstance(found, list) else ()
+
+
+def _entitled(person: Person, roles: Sequence[str], later: Sequence[Sequence[Any]], waited: float) -> bool:
+    """Whether a person has every role, or that of those who are asked in its place after so long a wait."""
+    return person.may_answer(()) and all(
+        person.holds((entry,))
+        or any(entry == instead_of and waited >= after and person.holds((who,)) for instead_of, after, who in later)
+        for entry in roles
+    )
 
 
 class Approvals(ApprovalTerms):
@@ -223,20 +288,24 @@ class Approvals(ApprovalTerms):
         summary: Callable[[], Json],
         channel: Channel,
         patience: float | None = None,
+        shape: Json | None = None,
     ) -> None:
         """Return when an approval for `digest` is there to be consumed; raise Refused otherwise.
 
         `patience` is how long the caller waits, at most as long as the configuration allows; None: as long as that.
         `summary` makes what a person is shown. That may be large, so it is made only when a person is to be asked, and
-        not on the loop.
+        not on the loop. `shape`, if the answer may stand for others, is what a call must have to be like this one.
         """
-        approval = self._standing(digest)
+        approval = self._live(digest)
         if approval is None:
-            approval = await self._ask(call, digest, requirement, summary)
+            approval = await self._ask(call, digest, requirement, summary, shape)
+        if approval.state == "pending" and shape is not None:
+            approval = await self._by_standing(approval, call, shape)
         wait = self._wait if patience is None else min(patience, self._wait)
         approval = await self._await_answer(approval, channel, wait)
         if approval.state == "expired":
-            approval = await self._ask(call, digest, requirement, summary)  # the old one can no longer be answered
+            # The old one can no longer be answered.
+            approval = await self._ask(call, digest, requirement, summary, shape)
         if approval.state == "denied":
             raise refused(approval)
         if approval.state not in ("approved", "consumed"):
@@ -248,7 +317,22 @@ class Approvals(ApprovalTerms):
         """Another call consumed the answer first: a new question for this one."""
         return waiting(await self._ask(call, digest, requirement, summary))
 
-    def _standing(self, digest: str) -> Approval | None:
+    async def _by_standing(self, approval: Approval, call: Call, shape: Json) -> Approval:
+        """The question as it is answered by what a person approved beforehand, if anybody did."""
+        for chosen in self._store.reader().find_standing(shape["digest"]):
+            if chosen.principal != call.principal.key or not standing.covers(chosen.shape, call.arguments):
+                continue
+            answer_it = partial(Transaction.answer_by_standing, identity=approval.id, chosen=chosen)
+            try:
+                answered = await self._store.write(answer_it, durable=True)
+            except Unproven as exc:
+                log.error("a standing approval answers nothing: %s", exc)
+                continue
+            if answered is not None:
+                return answered
+        return approval
+
+    def _live(self, digest: str) -> Approval | None:
         """The newest question about this digest that still counts: open, approved and unused, or refused recently."""
         now = time.time()
         live = [
@@ -258,7 +342,14 @@ class Approvals(ApprovalTerms):
         ]
         return max(live, key=lambda a: (a.state == "approved", a.asked_at), default=None)
 
-    async def _ask(self, call: Call, digest: str, requirement: Requirement, summary: Callable[[], Json]) -> Approval:
+    async def _ask(
+        self,
+        call: Call,
+        digest: str,
+        requirement: Requirement,
+        summary: Callable[[], Json],
+        shape: Json | None = None,
+    ) -> Approval:
         def question() -> ApprovalQuestion:
             now = time.time()
             return ApprovalQuestion(
@@ -274,6 +365,8 @@ class Approvals(ApprovalTerms):
                 people=requirement.people,
                 asked_at=now,
                 expires_at=now + requirement.expires_seconds,
+                terms=requirement.terms,
+                shape=shape,
             )
 
         # Before it is made: what a client asks in vain costs others nothing.
@@ -364,11 +457,16 @@ def objection(approval: Approval, person: Person) -> str | None:
         return f"the agent that asks is of the tenant {tenant_of(approval.principal)}, and {person.name} is not"
     if approval.person == person.name and not approval.self_approval:
         return f"{person.name}'s own agent asked; another person must answer"
-    if not person.holds(approval.roles):
-        wanted = " and ".join(r.replace("|", " or ") for r in approval.roles)
-        return f"{person.name} does not have the role that is required: {wanted}"
-    if not person.may_answer(approval.roles):
+    if not person.may_answer(()):
         return f"{person.name} is an auditor, who reads and answers nothing"
+    later = _later(approval.terms)
+    if not _entitled(person, approval.roles, later, time.time() - approval.asked_at):
+        wanted = " and ".join(r.replace("|", " or ") for r in approval.roles)
+        wait = ""
+        if _entitled(person, approval.roles, later, float("inf")):
+            after = max(each[1] for each in later)
+            wait = f"; {person.name} may answer if nobody has {after:g} s after it was asked"
+        return f"{person.name} does not have the role that is required: {wanted}{wait}"
     return None
 
 
@@ -397,3 +495,38 @@ def answer(
     )
     store.answers.wake()
     return given
+
+
+def allow(
+    store: Store,
+    asked: Approval,
+    person: Person,
+    offer: Offer,
+    *,
+    login: Login | None = None,
+    reason: GuardedText | None = None,
+) -> StandingApproval:
+    """Record what a person approves beforehand from a question as they have seen it, and, if that still waits, their
+    answer to it. Raises Refused when they may not answer it."""
+    problem = objection(asked, person)
+    if problem is not None:
+        raise Refused(Status.DENIED, "not_entitled", problem)
+
+    def work(tx: Transaction) -> StandingApproval:
+        made = tx.make_standing(asked, person.name, offer, login, reason or None)
+        if asked.state == "pending":
+            now = time.time()
+            tx.answer_approval(asked.id, person.name, True, now, asked, login=login, reason=reason or None)
+        return made
+
+    made = store.write_sync(work, durable=True)
+    store.answers.wake()
+    return made
+
+
+def revoke(store: Store, identity: str, person: Person) -> StandingApproval:
+    """From now on an approval answers nothing beforehand. Everybody may who answers for its agent's tenant."""
+    found = next((each for each in store.reader().standing_by_id(identity) if each.id == identity), None)
+    if found is None or not person.answers_for(tenant_of(found.principal)):
+        raise RowNotFound(f"there is no standing approval {identity!r}")
+    return store.write_sync(lambda tx: tx.revoke_standing(identity, person.name), durable=True)

@@ -608,7 +608,9 @@ class Pipeline:
             aside = state.slot.set_aside(contract) if state.slot is not None else contextlib.nullcontext()
             waiting = state.watch.waiting() if state.watch is not None else contextlib.nullcontext()
             with aside, waiting:
-                await rules.approvals.obtain(asking, digest, requirement, shown, channel, state.call.wait_seconds)
+                shape = approval_binding.shape(rules, state, contract, requirement)
+                patience = state.call.wait_seconds
+                await rules.approvals.obtain(asking, digest, requirement, shown, channel, patience, shape)
             if self.rules is not rules and self._approval_terms_changed(rules, state, requirement):
                 text = "The rules were changed while this call waited for a person; make it again to have them asked."
                 raise Refused(Status.DENIED, "rules_changed", text)

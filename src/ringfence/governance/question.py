@@ -12,8 +12,9 @@ from typing import Any
 from ringfence.core.model import Contract, Json
 from ringfence.governance.effects import PossibleEffects
 from ringfence.governance.guard import UNSEEN
+from ringfence.governance.standing import words
 from ringfence.secrets.redaction import KNOWN
-from ringfence.store import Approval
+from ringfence.store import Approval, StandingApproval
 
 Line = tuple[str, str]
 
@@ -87,9 +88,27 @@ def terms(approval: Approval, name: Callable[[str], str] = as_it_is) -> Iterator
             yield "", str(session["runs_on"])
     if snapshot := approval.summary.get("snapshot"):
         yield "snapshot", name(str(snapshot))
+    if approval.terms.get("reason"):
+        yield "reason", "an answer must say why"
+    for instead_of, after, who in approval.terms.get("escalate", ()):
+        others, first = who.replace("|", " or "), instead_of.replace("|", " or ")
+        yield "escalates", f"{after:g} s after it was asked, {others} may answer in place of {first}"
+    limits = approval.terms.get("standing")
+    if isinstance(limits, dict) and approval.shape is not None:
+        yield "may stand", f"for calls like it, {limits['times']} times within {limits['seconds']:g} s at most"
     for given in approval.answers:
         why = f" ({given.reason})" if given.reason else ""
         yield "answered", f"{given.person}: {'yes' if given.approve else 'no'}{why}"
+
+
+def standing(found: StandingApproval, value: Callable[[Any], str]) -> Iterator[Line]:
+    """What was approved beforehand: whose calls of what, with which arguments, how often and until when. `value` is how
+    one is written on a line."""
+    yield "agent", found.principal.removeprefix("local/")
+    yield "by", f"{found.person}, under {found.rule}"
+    for name, text in words(found.shape, value):
+        yield "argument", f"{name}: {text}"
+    yield "used", f"{found.used} of {found.times} times"
 
 
 def consequences(approval: Approval) -> Iterator[Line]:

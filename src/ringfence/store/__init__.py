@@ -14,9 +14,11 @@ from ringfence.store.rows import (
     Conflict,
     Expired,
     KeyRow,
+    Offer,
     Payload,
     PinRow,
     RowNotFound,
+    StandingApproval,
     Unproven,
 )
 from ringfence.store.sqlite import Store
@@ -35,6 +37,7 @@ __all__ = [
     "Expired",
     "Held",
     "KeyRow",
+    "Offer",
     "Payload",
     "PinRow",
     "Reader",
@@ -42,6 +45,7 @@ __all__ = [
     "Recovered",
     "RowNotFound",
     "Scopes",
+    "StandingApproval",
     "Store",
     "Transaction",
     "Unproven",

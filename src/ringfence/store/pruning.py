@@ -64,6 +64,7 @@ _NEEDED = """
     UNION SELECT call_id FROM keys WHERE state = 'started' OR at >= :forgotten
     UNION SELECT call_id FROM approvals WHERE expires_at > :now
     UNION SELECT id FROM tokens WHERE expires_at > :now
+    UNION SELECT id FROM standing WHERE expires_at > :now
 """
 _STAYS = "SELECT 1 FROM records AS r LEFT JOIN limits AS l ON l.chain = r.chain WHERE r.seq > ifnull(l.seq, 0)"
 _HELD = f"SELECT chain, min(seq) FROM records WHERE call_id IN ({_NEEDED}) GROUP BY chain"  # noqa: S608

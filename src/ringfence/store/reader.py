@@ -36,12 +36,14 @@ from ringfence.store.rows import (
     BRIEF,
     RECORD,
     SETTLED,
+    STANDING,
     TOKEN,
     Approval,
     KeyRow,
     Part,
     Payload,
     PinRow,
+    StandingApproval,
     approval_by_id,
     approval_from,
     key_row,
@@ -49,6 +51,7 @@ from ringfence.store.rows import (
     pin_rows,
     recent_times,
     record_from,
+    standing_from,
     token_from,
 )
 from ringfence.store.schema import DATABASE, check_version, connect, schema_faults
@@ -319,6 +322,30 @@ class Reader:
         with _readable():
             now = self._now()
             return [approval_from(self._connection, row, now) for row in rows]
+
+    def standing(self, tenant: str | None = None) -> list[StandingApproval]:
+        """The approvals that stand, of a tenant's agents or of all, the oldest first; by the tables."""
+        with _readable():
+            now = self._now()
+        where, values = _of_tenant(tenant)
+        query = f"{STANDING} WHERE revoked_at IS NULL AND used < times AND expires_at > ?{where} ORDER BY made_at"
+        return self._standing(query, [now, *values])
+
+    def find_standing(self, digest: str) -> list[StandingApproval]:
+        """Those for calls that have this digest, whatever their arguments; that which ends first comes first."""
+        with _readable():
+            now = self._now()
+        found = self._standing(f"{STANDING} WHERE digest = ? ORDER BY expires_at", [digest])
+        return [each for each in found if each.is_good(now)]
+
+    def standing_by_id(self, prefix: str) -> list[StandingApproval]:
+        """Those whose id begins so, whether they are still good or not."""
+        return self._standing(f"{STANDING} WHERE id >= ? AND id < ? ORDER BY id", [prefix, prefix + chr(0x10FFFF)])
+
+    def _standing(self, query: str, values: list[Any]) -> list[StandingApproval]:
+        rows = self._all(query, values)
+        with _readable():
+            return [standing_from(row) for row in rows]
 
     def open_questions(self, principal: str) -> set[str]:
         """The ids of this principal's questions that wait for an answer."""

@@ -67,6 +67,11 @@ class ApprovalQuestion:
     roles: tuple[str, ...] = ()
     self_approval: bool = False
     people: int = 1
+    terms: Json = field(default_factory=dict)
+    """What else an answer is given under, by the names of `TERMS`."""
+    shape: Json | None = None
+    """What a call must have to be like this one; None where no answer may stand for others. It holds digests of
+    values, so it never enters the log."""
     text: str = field(init=False, repr=False, compare=False)
     """The summary for its column; made with the question, so that no transaction is held up for it."""
 
@@ -104,12 +109,51 @@ class Approval:
     expires_at: float
     answers: tuple[Answered, ...] = ()
     consumed_by: str | None = None
+    terms: Json = field(default_factory=dict)
+    shape: Json | None = None
     proof: ProvenApproval | None = None
     """What the log proves of it, where that was looked at."""
 
 
 SETTLED = "outcome_settled"
 """The kind of records of what people say of calls whose effect was unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a person approves beforehand, from one question that they were asked: calls of this shape."""
+
+    shape: Json
+    """That of the question, with what they left open; and, as `shown`, what they were shown of it."""
+    times: int
+    expires_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class StandingApproval:
+    """An approval that stands: for so many calls of one shape, until a time."""
+
+    id: str
+    digest: str
+    """Of all that a call must have but its arguments."""
+    call_id: str
+    """The call that was asked about when it was made."""
+    principal: str
+    tool: str
+    rule: str
+    person: str
+    shape: Json
+    times: int
+    used: int
+    made_at: float
+    expires_at: float
+    revoked_at: float | None
+
+    def is_good(self, now: float) -> bool:
+        """By the tables alone."""
+        return self.revoked_at is None and self.used < self.times and now < self.expires_at
+
+
 FIRST_USE = "first_use"
 """In the place of the person who accepted a definition: nobody did."""
 
@@ -170,10 +214,14 @@ def unpack(text: str) -> Any:
 
 APPROVAL = (
     "SELECT id, digest, call_id, principal, person, tool, summary, rule, roles, self_approval, people, state,"
-    " asked_at, expires_at, consumed_by FROM approvals"
+    " asked_at, expires_at, consumed_by, terms, shape FROM approvals"
 )
 BRIEF = APPROVAL.replace(" summary,", " '{}',")
 """Without what people are shown, which may be large."""
+STANDING = (
+    "SELECT id, digest, call_id, principal, tool, rule, person, shape, times, used, made_at, expires_at, revoked_at"
+    " FROM standing"
+)
 KEY = "SELECT scope, key, request_digest, call_id, state, outcome, at FROM keys WHERE scope = ? AND key = ?"
 PIN = "SELECT server, name, digest, body, kind, by, at, bound FROM pins"
 TOKEN = "SELECT id, digest, kind, name, tenant, made_by, made_at, expires_at, revoked_at FROM tokens"  # noqa: S105 - a query
@@ -207,16 +255,20 @@ def approval_from(connection: sqlite3.Connection, row: tuple[Any, ...], now: flo
         expires_at=row[13],
         answers=tuple(Answered(person, bool(approve), at, reason) for person, approve, at, reason in answers),
         consumed_by=row[14],
+        terms=_unpacked(row[15], dict),
+        shape=None if row[16] is None else _unpacked(row[16], dict),
     )
 
 
 def _check_approval(row: tuple[Any, ...], answers: list[Any]) -> None:
     """A changed file may hold any type in any column. Raises StoreError."""
-    texts = (*row[:4], *row[5:9], row[11], *(each[0] for each in answers))
+    texts = (*row[:4], *row[5:9], row[11], row[15], *(each[0] for each in answers))
     times = (*row[12:14], *(each[2] for each in answers))
     if not (
         all(isinstance(text, str) for text in texts)
-        and all(text is None or isinstance(text, str) for text in (row[4], row[14], *(each[3] for each in answers)))
+        and all(
+            text is None or isinstance(text, str) for text in (row[4], row[14], row[16], *(each[3] for each in answers))
+        )
         and all(isinstance(number, int) for number in (*row[9:11], *(each[1] for each in answers)))
         and all(isinstance(time, int | float) and 0 <= time < _LATEST for time in times)
         and row[11] in get_args(ApprovalState)
@@ -239,6 +291,14 @@ def approval_by_id(
 ) -> Approval | None:
     row = connection.execute(f"{BRIEF if brief else APPROVAL} WHERE id = ?", (identity,)).fetchone()
     return None if row is None else approval_from(connection, row, now)
+
+
+def standing_from(row: tuple[Any, ...]) -> StandingApproval:
+    """A STANDING row. A changed file may hold any type in any column. Raises StoreError."""
+    numbers = (row[8], row[9], row[10], row[11], *([] if row[12] is None else [row[12]]))
+    if not (all(isinstance(text, str) for text in row[:8]) and all(isinstance(n, int | float) for n in numbers)):
+        raise StoreError("the database holds a standing approval that cannot be read: another program changed it")
+    return StandingApproval(*(*row[:7], _unpacked(row[7], dict), *row[8:]))
 
 
 def last_time(connection: sqlite3.Connection) -> float:

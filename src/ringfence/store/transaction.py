@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from ringfence.audit import approvals, chain, tokens
+from ringfence.audit import approvals, chain, standing, tokens
 from ringfence.audit.calls import RUNNING_CHANGED
 from ringfence.audit.chain import Head
 from ringfence.audit.signer import Signer
@@ -26,14 +26,17 @@ from ringfence.store.rows import (
     BRIEF,
     RECORD,
     SETTLED,
+    STANDING,
     TOKEN,
     Approval,
     ApprovalQuestion,
     Conflict,
     Expired,
     KeyRow,
+    Offer,
     Part,
     RowNotFound,
+    StandingApproval,
     Unproven,
     approval_by_id,
     approval_from,
@@ -41,6 +44,7 @@ from ringfence.store.rows import (
     pack,
     pin_rows,
     record_from,
+    standing_from,
     token_from,
     unpack,
 )
@@ -56,6 +60,8 @@ _LOST = {
     "store": "the outcome could not be recorded, so it is withheld",
 }
 _MOST_NAMED = 100
+_OF_STANDING = ("principal", "tool", "rule", "person", "times", "expires_at")
+"""What the record of an approval that stands says in plain words."""
 _CHANGED = "Another program changed the database"
 _RUNNING = "INSERT OR REPLACE INTO running (call_id, chain, seq) VALUES (?, ?, ?)"
 _INSERT = "INSERT INTO records (chain, seq, at, kind, call_id, text, hash, salt) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
@@ -155,6 +161,10 @@ class Transaction:
         for identity, call_id in rows:
             self._connection.execute("UPDATE approvals SET state = 'expired' WHERE id = ?", (identity,))
             self.append(approvals.VOID, call_id, {"approval": identity, "why": approvals.SET_BACK})
+        for (identity,) in self._connection.execute(
+            "SELECT id FROM standing WHERE revoked_at IS NULL AND expires_at > ?", (now,)
+        ).fetchall():
+            self._end_standing(identity, now, {"why": approvals.SET_BACK})
         self._due = now
         return True
 
@@ -250,10 +260,12 @@ class Transaction:
         if row is not None:
             return approval_from(self._connection, row, question.asked_at)
         identity = canonical.new_id("apr")
+        shape = None if question.shape is None else pack(question.shape)
         self.written += len(question.text)
         self._connection.execute(
             "INSERT INTO approvals (id, digest, call_id, principal, person, tool, summary, rule, roles, self_approval,"
-            " people, state, asked_at, expires_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'pending', ?, ?)",
+            " people, state, asked_at, expires_at, terms, shape)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'pending', ?, ?, ?, ?)",
             (
                 identity,
                 question.digest,
@@ -268,6 +280,8 @@ class Transaction:
                 question.people,
                 question.asked_at,
                 question.expires_at,
+                pack(question.terms),
+                shape,
             ),
         )
         salt = os.urandom(16)
@@ -286,6 +300,8 @@ class Transaction:
             "until": {"boot": system.boot(), "uptime": system.uptime() + seconds},
             "bound": canonical.salted_bytes(question.digest.encode(), salt),
             "shown": canonical.salted_bytes(question.text.encode(), salt),
+            **({"terms": question.terms} if question.terms else {}),
+            **({} if shape is None else {"shape": canonical.salted_bytes(shape.encode(), salt)}),
         }
         self._append_signed(approvals.ASKED, question.call_id, body, salt)
         return self._brief(identity, question.asked_at)
@@ -322,31 +338,41 @@ class Transaction:
             raise Expired(f"approval {identity} has expired")
         if person in (*proven.refused_by, *(yes.person for yes in proven.agreed)):
             raise Conflict(f"{person} has already answered approval {identity}")
+        if asked.terms.get("reason") and not reason:
+            raise Conflict(f"approval {identity} is answered with a reason only: its rule says so")
         account = system.account()
         known = None if login is None else login.as_fact()
         if approvals.giver_of(person, account, known) in (yes.giver for yes in proven.agreed):
             raise Conflict(f"account {account['name']} has already answered approval {identity}, as somebody else")
-        self._connection.execute(
-            "INSERT OR REPLACE INTO answers (approval_id, person, approve, at, reason) VALUES (?, ?, ?, ?, ?)",
-            (identity, person, approve, now, reason),
-        )
-        given = len(proven.agreed) + approve
-        state = "denied" if not approve or proven.refused_by else "approved" if given >= asked.people else "pending"
-        self._connection.execute("UPDATE approvals SET state = ? WHERE id = ?", (state, identity))
-        body = {
-            "approval": identity,
-            "tool": asked.tool,
+        given: Json = {
             "person": person,
             "account": account,
             **({} if known is None else {"login": known}),
             "approve": approve,
             **({} if reason is None else {"reason": reason}),
+        }
+        return self._give_answer(asked, proven, given, now)
+
+    def _give_answer(self, asked: Approval, proven: approvals.ProvenApproval, given: Json, now: float) -> Approval:
+        """Record an answer that may be given."""
+        approve = given["approve"]
+        self._connection.execute(
+            "INSERT OR REPLACE INTO answers (approval_id, person, approve, at, reason) VALUES (?, ?, ?, ?, ?)",
+            (asked.id, given["person"], approve, now, given.get("reason")),
+        )
+        count = len(proven.agreed) + approve
+        state = "denied" if not approve or proven.refused_by else "approved" if count >= asked.people else "pending"
+        self._connection.execute("UPDATE approvals SET state = ? WHERE id = ?", (state, asked.id))
+        body = {
+            "approval": asked.id,
+            "tool": asked.tool,
+            **given,
             "state": state,
             "asked": proven.place.hash,
             "shown": proven.question.get("shown"),
         }
         self._append_signed(approvals.ANSWERED, asked.call_id, body)
-        return self._brief(identity, now)
+        return self._brief(asked.id, now)
 
     def consume_approval(self, digest: str, call_id: str, now: float) -> Approval | None:
         """Use up an approval of exactly this digest for this call, or None where there is none to use.
@@ -365,6 +391,10 @@ class Transaction:
             if not proven.complete:
                 raise Unproven(found.id, f"the signed log does not hold every answer that it needs. {_CHANGED}")
             if proven.void is not None or proven.expired(now, system.boot(), system.uptime()):
+                continue
+            if any(self._has_ended_standing(yes.standing) for yes in proven.agreed if yes.standing is not None):
+                self._connection.execute("UPDATE approvals SET state = 'expired' WHERE id = ?", (found.id,))
+                self.append(approvals.VOID, found.call_id, {"approval": found.id, "why": standing.REVOKED})
                 continue
             self._connection.execute(
                 "UPDATE approvals SET state = 'consumed', consumed_by = ? WHERE id = ?", (call_id, found.id)
@@ -404,8 +434,128 @@ class Transaction:
         stated = {**_question(asked), "bound": canonical.salted_bytes(asked.digest.encode(), salt)}
         if shown is not None:
             stated["shown"] = canonical.salted_bytes(shown.encode(), salt)
+        if asked.shape is not None:
+            stated["shape"] = canonical.salted_bytes(pack(asked.shape).encode(), salt)
         if any(proven.question.get(name) != value for name, value in stated.items()):
             raise Unproven(asked.id, f"it differs from the question in the signed log. {_CHANGED}")
+        return proven
+
+    # ── Approvals that stand ──
+
+    def make_standing(
+        self, asked: Approval, person: str, offer: Offer, login: Login | None = None, reason: GuardedText | None = None
+    ) -> StandingApproval:
+        """Record that a person approves calls beforehand that are like the one they were asked about. Who may, is for
+        the caller to know. Raises RowNotFound, Expired, Conflict or Unproven, as `answer_approval` does."""
+        now = max(time.time(), self._due)
+        found, shown = self._approval(asked.id, now)
+        if found.state not in ("pending", "approved", "consumed"):
+            raise Conflict(f"approval {asked.id} is {found.state}: approve a call like it first")
+        proven = self._proven(found, shown)
+        if proven.void is not None or (asked, pack(asked.summary)) != (replace(found, summary=asked.summary), shown):
+            raise Conflict(f"approval {asked.id} was changed while it was being read")
+        if found.shape is None:
+            raise Conflict(f"approval {asked.id} is for one call: its rule lets no answer stand for others")
+        identity = canonical.new_id("std")
+        shape = pack(offer.shape)
+        made = StandingApproval(
+            *(identity, found.shape["digest"], found.call_id, found.principal, found.tool, found.rule, person),
+            offer.shape,
+            *(offer.times, 0, now, offer.expires_at, None),
+        )
+        self._connection.execute(
+            "INSERT INTO standing (id, digest, call_id, principal, tool, rule, person, shape, times, made_at,"
+            " expires_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                *(made.id, made.digest, made.call_id, made.principal, made.tool, made.rule, made.person, shape),
+                *(made.times, made.made_at, made.expires_at),
+            ),
+        )
+        self.written += len(shape)
+        salt = os.urandom(16)
+        body = {
+            "standing": identity,
+            "from": asked.id,
+            "asked": proven.place.hash,
+            **{name: getattr(made, name) for name in _OF_STANDING},
+            "until": {"boot": system.boot(), "uptime": system.uptime() + offer.expires_at - now},
+            "account": system.account(),
+            **({} if login is None else {"login": login.as_fact()}),
+            **({} if reason is None else {"reason": reason}),
+            "shape": canonical.salted_bytes(shape.encode(), salt),
+        }
+        self._append_signed(standing.MADE, identity, body, salt)
+        return made
+
+    def answer_by_standing(self, identity: str, chosen: StandingApproval) -> Approval | None:
+        """Answer a question by what a person approved beforehand, which has one use less then; None where it has none
+        left, or is over. That the call is one that they approved, is for the caller to know. Raises Unproven where the
+        signed log does not say what the tables say."""
+        now = max(time.time(), self._due)
+        row = self._connection.execute(f"{STANDING} WHERE id = ?", (chosen.id,)).fetchone()
+        found = None if row is None else standing_from(row)
+        if found is None or not found.is_good(now) or replace(found, used=chosen.used) != chosen:
+            return None
+        proven = self._proven_standing(found, identity)
+        if not proven.good(now, system.boot(), system.uptime()):
+            return None
+        asked, _ = self._approval(identity, now)
+        question = self._proven(asked)
+        if asked.state != "pending" or question.void is not None or question.agreed or question.refused_by:
+            return None
+        self._connection.execute("UPDATE standing SET used = ? WHERE id = ?", (proven.used + 1, found.id))
+        self.append(standing.USED, found.id, {"standing": found.id, "approval": identity})
+        place = proven.place
+        given = {
+            "person": found.person,
+            "account": proven.body["account"],
+            **({"login": proven.body["login"]} if "login" in proven.body else {}),
+            "approve": True,
+            **({"reason": proven.body["reason"]} if "reason" in proven.body else {}),
+            "standing": {"id": found.id, "chain": place.chain, "seq": place.seq, "hash": place.hash},
+        }
+        return self._give_answer(asked, question, given, now)
+
+    def revoke_standing(self, identity: str, by: str) -> StandingApproval:
+        """From now on it answers nothing, and what it has answered and no call has used is void. Raises RowNotFound, or
+        Conflict where it is over."""
+        now = max(time.time(), self._due)
+        row = self._connection.execute(f"{STANDING} WHERE id = ?", (identity,)).fetchone()
+        if row is None:
+            raise RowNotFound(f"there is no standing approval {identity}")
+        found = standing_from(row)
+        if found.revoked_at is not None:
+            raise Conflict(f"standing approval {identity} is revoked already")
+        self._end_standing(identity, now, {"by": by, "account": system.account()})
+        return replace(found, revoked_at=now)
+
+    def _end_standing(self, identity: str, now: float, body: Json) -> None:
+        self._connection.execute("UPDATE standing SET revoked_at = ? WHERE id = ?", (now, identity))
+        self.append(standing.REVOKED, identity, {"standing": identity, **body})
+
+    def _has_ended_standing(self, fact: Json) -> bool:
+        """Whether what an answer follows from was revoked meanwhile, by the table or by the log."""
+        identity = fact.get("id")
+        row = self._connection.execute("SELECT revoked_at FROM standing WHERE id = ?", (identity,)).fetchone()
+        logged = "SELECT 1 FROM records WHERE call_id = ? AND kind = ?"
+        known = self._connection.execute(logged, (identity, standing.REVOKED)).fetchone()
+        return row is None or row[0] is not None or known is not None
+
+    def _proven_standing(self, found: StandingApproval, approval: str) -> standing.ProvenStanding:
+        rows = self._connection.execute(f"{RECORD} WHERE call_id = ? ORDER BY id", (found.id,)).fetchall()
+        try:
+            proven = standing.prove(found.id, map(record_from, rows), self._signer.public, self._signer.state.id)
+        except approvals.NotProven as exc:
+            raise Unproven(approval, f"{exc}. {_CHANGED}") from None
+        place = proven.place
+        row = self._connection.execute(
+            "SELECT salt FROM records WHERE chain = ? AND seq = ?", (place.chain, place.seq)
+        ).fetchone()
+        salt = row[0] if row is not None and isinstance(row[0], bytes) else b""
+        stated = {name: getattr(found, name) for name in _OF_STANDING}
+        stated["shape"] = canonical.salted_bytes(pack(found.shape).encode(), salt)
+        if found.shape.get("digest") != found.digest or any(proven.body.get(n) != v for n, v in stated.items()):
+            raise Unproven(approval, f"{found.id} differs from what the signed log says of it. {_CHANGED}")
         return proven
 
     # ── Idempotency keys ──
@@ -578,6 +728,18 @@ class Transaction:
             "UPDATE approvals SET summary = '{}' WHERE (call_id = ? OR consumed_by = ?) AND summary <> '{}'",
             (call_id, call_id),
         ).rowcount
+        gone += self._connection.execute(
+            "UPDATE approvals SET shape = NULL WHERE (call_id = ? OR consumed_by = ?) AND shape IS NOT NULL",
+            (call_id, call_id),
+        ).rowcount
+        for (identity,) in self._connection.execute(
+            "SELECT id FROM standing WHERE call_id = ? AND shape <> '{}'", (call_id,)
+        ).fetchall():
+            # It was shown with the values of this call, which nobody can be shown any more.
+            self._connection.execute("UPDATE standing SET shape = '{}' WHERE id = ?", (identity,))
+            self._connection.execute("UPDATE records SET salt = NULL WHERE call_id = ?", (identity,))
+            self._end_standing(identity, time.time(), {"why": "erased"})
+            gone += 1
         used = "SELECT call_id, id FROM approvals WHERE consumed_by = ?"
         for asked_by, identity in self._connection.execute(used, (call_id,)).fetchall():
             gone += self._connection.execute(
@@ -595,8 +757,9 @@ class Transaction:
         """Values that served their purpose before `moment` go: outcomes kept for replay, and what people were shown."""
         self._connection.execute("DELETE FROM keys WHERE at < ? AND state <> 'started'", (moment,))
         self._connection.execute(
-            "UPDATE approvals SET summary = '{}' WHERE expires_at < ? AND summary <> '{}'", (moment,)
+            "UPDATE approvals SET summary = '{}', shape = NULL WHERE expires_at < ? AND summary <> '{}'", (moment,)
         )
+        self._connection.execute("UPDATE standing SET shape = '{}' WHERE expires_at < ?", (moment,))
 
     # ── Pruning ──
 
@@ -692,6 +855,7 @@ def _question(asked: Approval) -> Json:
         "people": asked.people,
         "self_approval": asked.self_approval,
         "expires_at": asked.expires_at,
+        "terms": asked.terms or None,
     }
 
 
