@@ -223,6 +223,32 @@ def test_servers_come_and_go() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given_up", "held", "heir"),
+    [
+        ("resources: ['doc:*']", "resources: ['doc:x']", True),
+        ("resources: ['doc:x']", "resources: ['DOC:*']", True),
+        ("resources: ['doc:x']", "resources: ['doc:x']", True),
+        ("resources: ['doc:x']", "resources: ['doc:xy']", False),
+        ("resources: ['doc:x']", "resources: ['doc:xy*']", False),
+        ("prompts: ['g*']", "prompts: [greet]", True),
+        ("resources: ['doc:*']", "prompts: ['doc:x']", False),
+        ("resources: ['doc:*']", "resources: ['mail:*']", False),
+    ],
+)
+def test_a_server_that_gives_up_what_another_may_offer_in_its_place(given_up: str, held: str, heir: bool) -> None:
+    def servers(gives: str) -> config.Config:
+        more = f", t: {{url: 'https://h/mcp', {gives}}}, u: {{url: 'https://i/mcp', {held}}}"
+        return build(more_servers=more, capability={"server": "s"})
+
+    gone = build(more_servers=f", u: {{url: 'https://i/mcp', {held}}}", capability={"server": "s"})
+    what = given_up.partition(":")[0]
+    sentence = [f"server 't' gives up {what}, and u may now offer them in its place"] if heir else []
+    assert told(servers(given_up), gone) == sentence
+    assert told(servers(given_up), servers(f"{what}: []")) == sentence
+    assert told(gone, gone) == []
+
+
+@pytest.mark.parametrize(
     ("section", "text", "count"),
     [
         ("environment", "staging", 1),

@@ -20,9 +20,15 @@ from ringfence.audit.explain import explain
 from ringfence.compose.gateway import App
 from ringfence.compose.runs import UNATTENDED
 from ringfence.core import canonical
-from ringfence.core.model import Call, Outcome
+from ringfence.core.brokering import OutboundRequest
+from ringfence.core.errors import Refused
+from ringfence.core.model import Call, Outcome, SecretSpec
+from ringfence.core.ports import Access
 from ringfence.egress import names
 from ringfence.egress.tls import Authority
+from ringfence.governance.broker import VaultBroker
+from ringfence.secrets.sources import SourceValue
+from ringfence.secrets.vault import Vault, VaultEntry
 from tests import gateways
 from tests.egress.outside import serving
 
@@ -299,6 +305,29 @@ async def test_what_cannot_be_had_is_refused_before_anything_runs(
     async with staged(tmp_path, monkeypatch, secret=", capabilities: [other]") as stage:
         outcome = await stage.run("print(1)")
         assert (outcome.status, outcome.reason_code) == ("denied", "secret_scope")
+
+
+async def test_a_request_under_way_when_the_secrets_are_revoked_goes_without() -> None:
+    going, go = asyncio.Event(), asyncio.Event()
+
+    async def judge(*about: Any) -> None:
+        going.set()
+        await go.wait()
+
+    async def read(spec: SecretSpec, before: SourceValue | None) -> SourceValue:
+        return SourceValue(f"{MARK}-{MARK}-{MARK}")
+
+    spec = SecretSpec("k", "env", {"name": "K"}, hosts=("api.example",), header="Authorization")
+    broker = VaultBroker(Vault([VaultEntry(spec)], {"env": read}), "development", judge)
+    given = await broker.issue(Access(network="api", secrets=("k",), tenant="local", capability="execute_python"))
+    assert given.broker is not None
+    asked = OutboundRequest("https", "api.example", 443, "GET", "/", (), "rule")
+    asking = asyncio.create_task(given.broker(asked))
+    await going.wait()
+    given.revoke()
+    go.set()
+    with pytest.raises(Refused, match="revoked"):
+        await asking
 
 
 async def test_the_header_is_written_as_declared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

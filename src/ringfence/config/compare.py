@@ -6,6 +6,7 @@ not provably tighter, or of no consequence, counts as looser.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -269,6 +270,31 @@ def _servers(old: Config, new: Config) -> Iterator[str]:
     open_ended = [name for name, contract in new.contracts.items() if contract.server is None]
     if open_ended and set(old.servers) - set(new.servers):
         yield f"a server is gone, and {', '.join(open_ended)} may now find its tool on another"
+    yield from _inherited(old, new)
+
+
+def _inherited(old: Config, new: Config) -> Iterator[str]:
+    """What a server offered that has it no more, another one may now offer in its place."""
+    for name, before in old.servers.items():
+        after = new.servers.get(name)
+        for what in ("resources", "prompts"):
+            given_up = set(getattr(before, what)) - set(getattr(after, what, ()))
+            heirs = [
+                heir
+                for heir, server in new.servers.items()
+                if heir != name and any(_overlap(one, other) for one in given_up for other in getattr(server, what))
+            ]
+            if heirs:
+                yield f"server {name!r} gives up {what}, and {', '.join(heirs)} may now offer them in its place"
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether a name may match both patterns; of what follows the first wildcard nothing is known."""
+    first, second = (re.split(r"[*?[]", pattern.casefold(), maxsplit=1) for pattern in (one, other))
+    if len(first) == len(second) == 1:
+        return first == second
+    longer, shorter = (first, second) if len(first[0]) >= len(second[0]) else (second, first)
+    return longer[0].startswith(shorter[0]) and (len(shorter) == 2 or longer[0] == shorter[0])
 
 
 _CONTRACT: Mapping[str, Holds] = {

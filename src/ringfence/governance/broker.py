@@ -231,6 +231,8 @@ class BoxBroker:
         here = [secret for secret in self._brokered if secret.covers(host, asked.port)]
         wanted = await self._presented(asked, here)
         given = await self._put(asked, here, wanted)
+        if self._revoked:  # while the values were read
+            raise Refused(Status.DENIED, "secret_revoked", "the secrets of this box were revoked")
         strip = frozenset(secret.header for secret in here) | (_UNWANTED if here else frozenset())
         forbid = tuple(form for secret in self._brokered for form in _forms(secret.placeholder))
         put = {**given, "Accept-Encoding": "identity"} if here and asked.scheme == "https" else given

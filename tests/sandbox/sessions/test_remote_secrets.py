@@ -138,3 +138,21 @@ async def test_who_leaves_or_is_silent_keeps_nobody_waiting(monkeypatch: pytest.
 
 def test_a_value_is_in_no_repr() -> None:
     assert "hush" not in repr(SubstitutionReply(("a",), {"Authorization": "hush"}, (("name", "hush"),)))
+
+
+async def test_a_request_under_way_when_the_secrets_are_revoked_goes_without_and_keeps_no_value() -> None:
+    brokers = SecretBrokers()
+    listener = Listener(brokers, "a")
+    await listener.begun.wait()
+    one = remote(brokers)
+    one.use_broker("a")
+    asking = asyncio.get_running_loop().create_task(one.substitute(ASKED))
+    while len(listener.heard) < 2:
+        await asyncio.sleep(0)
+    one.revoke()
+    known = (("one", "hush-hush-hush-hush"),)
+    brokers.answer_substitution("a", listener.heard[1].number, SubstitutionReply((), {"A": known[0][1]}, known))
+    with pytest.raises(Refused, match="revoked"):
+        await asking
+    assert (one._known, one._values) == ((), None)
+    await listener.leave()

@@ -171,6 +171,8 @@ class RemoteSecrets:
         if self._revoked:
             raise Refused(Status.DENIED, "secret_revoked", "the secrets of this box were revoked")
         reply = await self.ask(asked)
+        if self._revoked:  # meanwhile: nothing is sent with them, and no value is kept
+            raise Refused(Status.DENIED, "secret_revoked", "the secrets of this box were revoked")
 
         async def caught(held: bytes) -> None:
             await self.caught(asked, held.decode())
