@@ -698,7 +698,8 @@ async def test_a_call_whose_arguments_lie_too_deep_is_refused_on_record(tmp_path
     async with governed(tmp_path) as way:
         call = make_call("echo", {"a": ["a name of its own", deep]})
         outcome = await way.pipeline.handle(call, way.client)
-        assert (outcome.status, outcome.reason_code) == ("validation_failure", "bad_arguments")
+        # Python 3.11 meets its limit earlier on the way than later versions do.
+        assert outcome.status == "validation_failure" and outcome.reason_code in ("bad_arguments", "bad_request")
         assert way.kinds(call.id) == ["finished"]
 
 

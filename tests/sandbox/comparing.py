@@ -20,13 +20,15 @@ from ringfence.core.errors import Unavailable
 from ringfence.core.ports import Backend
 from ringfence.core.system import interpreter
 from ringfence.sandbox.process.backend import ProcessBackend
+from ringfence.sandbox.process.baseline import Baseline, configuration
 from ringfence.sandbox.process.zygote.template import NODE_FILE
 from tests.sandbox import ordinary
 
 PYTHON = str(interpreter())
 LIMITS = Limits(capture_bytes=16_000_000)
 """The defaults, but for what is returned of the output: all of it is compared."""
-_PATH = f"{os.path.dirname(PYTHON)}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_PATH = str(configuration(Baseline(), own_ids=False)["env"]["PATH"])
+"""Where this system has no program named `python`, boxes have one of ours."""
 
 
 @dataclass(frozen=True)

@@ -6,21 +6,23 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import TYPE_CHECKING
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from ringfence import config, identity
 from ringfence.audit.keys import PUBLIC, published
 from ringfence.compose.gateway import App
-from ringfence.compose.keeper import keeper_launch
 from ringfence.console.app import Console
 from ringfence.console.house import House, ServerDesk
+from ringfence.core import system
 from ringfence.core.model import DEFAULT_TENANT, IssuedToken
 from ringfence.front.http import HttpFront
 from ringfence.front.refusals import Refusal
-from ringfence.sandbox.keeper.client import KeeperClient
-from ringfence.sandbox.sessions.service import SessionService
 from ringfence.store.history import History
+
+if TYPE_CHECKING:
+    from ringfence.sandbox.sessions.service import SessionService
 
 LINK_SECONDS = 600
 _KEEPER_SECONDS = 20.0
@@ -53,6 +55,12 @@ def make_console(app: App, front: HttpFront) -> Console:
 @asynccontextmanager
 async def _sessions(app: App) -> AsyncIterator[SessionService | None]:
     """A connection of its own: a keeper stays as long as somebody is connected, and looking is no reason to stay."""
+    if system.no_boxes() is not None:
+        yield None
+        return
+    from ringfence.compose.keeper import keeper_launch  # noqa: PLC0415 - for Linux alone
+    from ringfence.sandbox.keeper.client import KeeperClient  # noqa: PLC0415
+
     launch = keeper_launch(app.config.gateway.state, app.config.sandbox)
     if not launch.folder.is_found():
         yield None

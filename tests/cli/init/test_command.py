@@ -179,6 +179,7 @@ def test_a_value_is_copied_only_if_a_person_says_that_it_is_no_secret(project: P
         terminal.expect("Copy its value?")
         terminal.type("\n")
         terminal.expect("LEVEL: quite loud")
+        terminal.expect("Copy its value?", times=2)
         terminal.type("y\n")
         terminal.expect("start it in a box?")
         terminal.type("y\n")
