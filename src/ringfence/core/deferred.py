@@ -39,6 +39,7 @@ _OTHERS = (
 )
 _OURS = (
     "audit.approvals",
+    "audit.standing",
     "audit.tokens",
     "core.excerpt",
     "core.sizes",
