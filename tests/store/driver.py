@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ringfence.audit.keys import load_or_create
+from ringfence.audit.signing import signing_key
 from ringfence.core.errors import StoreError
 from ringfence.core.model import Receipt
 from ringfence.store import Store, Transaction
@@ -36,7 +36,7 @@ async def write(folder: Path, keys: Path, count: str, wait: str = "") -> None:
     """Goes on after every failure: a disk that recovers must find a store that does."""
     for _ in range(20):
         try:
-            store = Store.open(folder, load_or_create(keys))
+            store = Store.open(folder, signing_key(keys))
             break
         except StoreError as exc:
             say("unopened", exc)
@@ -67,7 +67,7 @@ async def attempt(store: Store, kind: str, call_id: str) -> None:
 
 
 async def load(folder: Path, keys: Path) -> None:
-    store = Store.open(folder, load_or_create(keys))
+    store = Store.open(folder, signing_key(keys))
     say("opened", store.chain)
 
     async def one(task: int) -> None:
@@ -92,7 +92,7 @@ def begin(tx: Transaction, kind: str, call_id: str) -> Receipt:
 
 
 async def hold(folder: Path, keys: Path) -> None:
-    store = Store.open(folder, load_or_create(keys))
+    store = Store.open(folder, signing_key(keys))
     await store.write(lambda tx: tx.append("started", f"held-{store.chain}", {}))
     say("opened", store.chain)
     sys.stdin.readline()
@@ -102,7 +102,7 @@ async def hold(folder: Path, keys: Path) -> None:
 
 
 async def leave_begun(folder: Path, keys: Path) -> None:
-    store = Store.open(folder, load_or_create(keys))
+    store = Store.open(folder, signing_key(keys))
     say("opened", store.chain)
     for call_id in ("first", "second", "third"):
         await store.begin(call_id, {"effect_possible": False}, b"0123456789abcdef", alone=True)
@@ -113,7 +113,7 @@ async def leave_begun(folder: Path, keys: Path) -> None:
 
 
 async def consume(folder: Path, keys: Path, digest: str, tries: str) -> None:
-    store = Store.open(folder, load_or_create(keys))
+    store = Store.open(folder, signing_key(keys))
     say("opened", store.chain)
     sys.stdin.readline()
 

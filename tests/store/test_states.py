@@ -157,10 +157,12 @@ def earlier(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Until it is undone, stores write as before states had ids."""
     opening = sqlite._opening
 
-    def checkpoint(self: Signer, head: Head, at: float) -> bytes:
+    def checkpoint(self: Signer, head: Head, at: float, since: object = None) -> bytes:
+        assert isinstance(self.keys, Keys)
         return Checkpoint(head.chain, head.seq, head.hash, head.seq, at).sign(self.keys.private)
 
     def record(self: Signer, head: Head, at: float, about: tuple[str, str | None], body: Json) -> Record:
+        assert isinstance(self.keys, Keys)
         return seal_signed(self.keys.private, head, at, about, body)
 
     def without(*args: object) -> Json:

@@ -32,6 +32,8 @@ OPENED = "chain_opened"
 CLOSED = "chain_closed"
 """The kind of a chain's last record; nothing may follow it, unless another process takes the chain up, or closes it
 once more, since it was found without a checkpoint."""
+NAMED = "state_named"
+"""The kind of a record that says that a state which had records before got its id only then."""
 ENDS = "chain_ends"
 """The kind of a record that names where other chains ended meanwhile."""
 MAX_PRUNER_NAME = 100
@@ -69,6 +71,19 @@ class Head:
     hash: str = GENESIS
 
 
+@plain
+class Known:
+    """A head that something beside the log knows."""
+
+    head: Head
+    by: str
+    """What knows it, in words."""
+    at: float = 0.0
+    """When it was signed; 0: that is not known."""
+
+
+Since = Callable[[int], Iterable[str]]
+"""Gives the texts of a chain's records after a place, up to the one that is to be signed for."""
 Find = Callable[[str], str | None]
 """Gives the text of a part that many records share, by the digest that they name."""
 
@@ -227,9 +242,10 @@ class StateIdentity:
         where an earlier version signed it."""
         return state == self.id or (state is None and self.older)
 
-    def sign(self, private: Ed25519PrivateKey) -> bytes:
-        named = {"state": self.id, "at": self.at, "older": self.older, "key": key_id(private.public_key())}
-        return sign_statement(private, {"type": _STATE, "v": 1, **named})
+    def message(self, key: str) -> bytes:
+        """The statement as it is signed with the key of that id."""
+        named = {"state": self.id, "at": self.at, "older": self.older, "key": key}
+        return canonical.dumps({"type": _STATE, "v": 1, **named})
 
     @classmethod
     def verify(cls, public: Ed25519PublicKey, line: bytes | str) -> StateIdentity | None:
@@ -288,8 +304,20 @@ def seal_signed(private: Ed25519PrivateKey, head: Head, at: float, about: tuple[
 
     It proves by itself what otherwise only the chain up to its checkpoint does. Raises ValueError.
     """
+    return seal_proved(lambda text: sign_record(private, text), head, at, about, body)
+
+
+def seal_proved(
+    sign: Callable[[bytes], str], head: Head, at: float, about: tuple[str, str | None], body: Json
+) -> Record:
+    """The same with what signs the text of a record that has no signature yet."""
     bare = seal(head, at, *about, body)
-    return seal(head, at, *about, {**body, "signature": private.sign(_SIGNED_RECORD + bare.text.encode()).hex()})
+    return seal(head, at, *about, {**body, "signature": sign(bare.text.encode())})
+
+
+def sign_record(private: Ed25519PrivateKey, text: bytes) -> str:
+    """The signature over the text of a record that has none yet."""
+    return private.sign(_SIGNED_RECORD + text).hex()
 
 
 def has_signature(public: Ed25519PublicKey, body: Json) -> bool:
@@ -492,10 +520,11 @@ def key_id(public: Ed25519PublicKey) -> str:
 
 def sign_statement(private: Ed25519PrivateKey, statement: Json) -> bytes:
     """One line, `{"signature":…,"statement":…}`, in canonical form and without the newline."""
-    return _signed(private, canonical.dumps(statement))
+    return sign_message(private, canonical.dumps(statement))
 
 
-def _signed(private: Ed25519PrivateKey, message: bytes) -> bytes:
+def sign_message(private: Ed25519PrivateKey, message: bytes) -> bytes:
+    """The same for a statement that is in canonical form already."""
     signature = private.sign(_SIGNED + message).hex()
     return b'{"signature":"' + signature.encode() + b'","statement":' + message + b"}"
 
@@ -553,14 +582,18 @@ class Checkpoint:
         return {"type": "closing", **out, "from": self.period.since, "to": self.period.until}
 
     def sign(self, private: Ed25519PrivateKey) -> bytes:
+        return sign_message(private, self.message())
+
+    def message(self) -> bytes:
+        """The statement as it is signed."""
         if self.period is not None or self.state is None:
-            return sign_statement(private, self.statement())
+            return canonical.dumps(self.statement())
         # The same bytes, written out: this is signed twice in every call.
         message = (
             f'{{"at":{self.at!r},"chain":"{self.chain}","count":{self.count},"head":"{self.head}",'
             f'"seq":{self.seq},"state":"{self.state}","type":"checkpoint","v":3}}'
         )
-        return _signed(private, message.encode())
+        return message.encode()
 
     @classmethod
     def verify(cls, public: Ed25519PublicKey, line: bytes | str) -> Checkpoint | None:
@@ -620,11 +653,15 @@ class Pruned:
         return Head(self.chain, self.seq, self.head)
 
     def sign(self, private: Ed25519PrivateKey) -> bytes:
+        return sign_message(private, self.message(key_id(private.public_key())))
+
+    def message(self, key: str) -> bytes:
+        """The statement as it is signed with the key of that id."""
         place = {"chain": self.chain, "seq": self.seq, "head": self.head, "count": self.count}
-        who: Json = {"at": self.at, "before": self.before, "by": self.by, "key": key_id(private.public_key())}
+        who: Json = {"at": self.at, "before": self.before, "by": self.by, "key": key}
         if self.state is not None:
             who["state"] = self.state
-        return sign_statement(private, {"type": _PRUNED, "v": 1, **place, **who})
+        return canonical.dumps({"type": _PRUNED, "v": 1, **place, **who})
 
     @classmethod
     def verify(cls, public: Ed25519PublicKey, line: bytes | str) -> Pruned | None:

@@ -28,11 +28,13 @@ from ringfence.audit.chain import (
     CLOSED,
     MAX_RECORD_BYTES,
     OPENED,
+    SLOT_BYTES,
     Beside,
     ChainVerifier,
     Checkpoint,
     Findings,
     Head,
+    Known,
     OriginVerifier,
     Period,
     Pruned,
@@ -50,10 +52,9 @@ from ringfence.audit.chain import (
     read_pruned,
     read_slots,
     shared_by,
-    sign_statement,
     signed_by,
 )
-from ringfence.audit.keys import Keys
+from ringfence.audit.signer import SigningKey
 from ringfence.core import canonical, system
 from ringfence.core.errors import StoreError, TamperError
 from ringfence.core.model import Json
@@ -61,6 +62,7 @@ from ringfence.core.model import Json
 FORMAT = "ringfence-audit-export"
 MAX_LINE = 2 * MAX_RECORD_BYTES + 4096
 """A record's text as a JSON string is at most twice as long as itself."""
+_SHOWN_AT_ONCE = 200
 MAX_SAID = 4 * MAX_RECORD_BYTES
 """Characters of what records share that the reader of an export keeps at hand."""
 
@@ -95,7 +97,7 @@ class _Lines:
 def write_export(
     path: Path,
     records: Iterable[Record | Proof | Beside],
-    keys: Keys,
+    keys: SigningKey,
     period: Period = ALWAYS,
     checkpoints: Checkpoints | None = None,
     find: FindRecord | None = None,
@@ -177,6 +179,8 @@ class _Part:
         self.count = 0
         self.held: str | None = None
         """The hash of the record that the checkpoint is for."""
+        self.unshown: list[str] = []
+        """What whoever signs has not been shown yet."""
 
 
 class _Writing:
@@ -185,7 +189,7 @@ class _Writing:
     def __init__(
         self,
         out: _Lines,
-        keys: Keys,
+        keys: SigningKey,
         period: Period,
         checkpoints: Checkpoints | None,
         find: FindRecord | None = None,
@@ -194,6 +198,7 @@ class _Writing:
         self._find = find
         self._keys = keys
         self._period = period
+        self._checkpoints = checkpoints
         self._found = Findings()
         self._gone = prunes(checkpoints or {}, keys.public)
         self._state = identity_in(checkpoints or {}, keys.public)
@@ -208,12 +213,11 @@ class _Writing:
         at = time.time()
         span = {"from": self._period.since, "to": self._period.until}
         out = self._out
-        private = self._keys.private
         header: Json = {"format": FORMAT, "v": 2, "at": at, "key": self._keys.id, **span}
         state: Json = {}
         if self._state is not None:
             state = {"state": self._state.id}
-            header |= {"v": 3, "state": canonical.loads(self._state.sign(private))}
+            header |= {"v": 3, "state": canonical.loads(self._keys.sign(self._state.message(self._keys.id)))}
         out.write(canonical.dumps(header))
         for entry in records:
             if isinstance(entry, Proof):
@@ -227,11 +231,12 @@ class _Writing:
         written = [(name, part) for name, part in sorted(self._chains.items()) if part.count]
         for name, part in written:
             place = (name, part.head.seq, part.head.hash, part.count)
-            out.write(Checkpoint(*place, at, self._period, state.get("state")).sign(private))
+            self._keys.show(name, part.unshown, self._held_line(name))
+            out.write(self._keys.sign(Checkpoint(*place, at, self._period, state.get("state")).message()))
             heads.append({"chain": name, "seq": part.head.seq, "head": part.head.hash, "count": part.count})
         count = sum(part.count for _, part in written)
         last = {"type": "export", "v": 1, "at": at, "key": self._keys.id, **span, "records": count, "chains": heads}
-        out.write(sign_statement(private, {**last, **state, "sha256": out.digest}))
+        out.write(self._keys.sign(canonical.dumps({**last, **state, "sha256": out.digest})))
         return Verification(records=count, heads=tuple(part.head for _, part in written), state=state.get("state"))
 
     def _take(self, record: Record, *, written: bool) -> None:
@@ -254,13 +259,23 @@ class _Writing:
             part.held = record.hash
         if written:
             if part.count == 0 and pruned is not None:
-                self._out.write(pruned.sign(self._keys.private))
+                self._out.write(self._keys.sign(pruned.message(self._keys.id)))
             for text in _unsaid(record, body or {}, self._said, self._found):
                 self._out.write(canonical.dumps({"shared": text}))
         self._refuse_faults()
+        part.unshown.append(record.text)
+        if len(part.unshown) >= _SHOWN_AT_ONCE:
+            self._keys.show(record.chain, part.unshown)
+            part.unshown = []
         if written:
             self._out.write(canonical.dumps({"hash": record.hash, "text": record.text}))
             part.head, part.count = record.head, part.count + 1
+
+    def _held_line(self, name: str) -> bytes | None:
+        """The checkpoint of a chain as it was signed."""
+        data = (self._checkpoints or {}).get(name, b"")
+        index = read_slots(data, name, self._keys.public).index
+        return data[index * SLOT_BYTES : (index + 1) * SLOT_BYTES].strip() if index >= 0 else None
 
     def _check_named(self, record: Record, body: Json, find: FindRecord) -> None:
         for named in named_by(body):
@@ -637,10 +652,12 @@ def verify_live(
     checkpoints: Checkpoints,
     public_key: Ed25519PublicKey,
     find: FindRecord = lambda chain, seq: None,
+    known: Iterable[Known] = (),
 ) -> Verification:
     """Check every chain of the database against itself and against its checkpoint file.
 
-    `find` gives the record at a place, where one was written while the others were read.
+    `find` gives the record at a place, where one was written while the others were read. `known` are heads that were
+    kept elsewhere.
     """
     found = Findings()
     state = identity_in(checkpoints, public_key)
@@ -674,6 +691,7 @@ def verify_live(
         if live.verifier.count:
             heads[name] = live.verifier.head
     _check_named(found, wanted, {name: word.seq for name, word in pruned.items()}, heads, find)
+    _check_known(found, known, {name: word.seq for name, word in pruned.items()}, find)
     for place in approvals.wanted():
         late = find(place.chain, place.seq)
         if late is not None:
@@ -683,6 +701,20 @@ def verify_live(
     origins.finish()
     own = None if state is None else state.id
     return Verification(tuple(found.faults), tuple(found.notes), count, tuple(reversed(heads.values())), own)
+
+
+def _check_known(found: Findings, known: Iterable[Known], pruned: Mapping[str, int], find: FindRecord) -> None:
+    """What was kept elsewhere is there still, or was pruned."""
+    for each in known:
+        head = each.head
+        if head.seq <= pruned.get(head.chain, 0):
+            continue
+        record = find(head.chain, head.seq)
+        if record is None:
+            text = f"is missing, and {each.by} has it: the database and its checkpoints were cut back together"
+            found.add(text, head.chain, head.seq)
+        elif record.hash != head.hash:
+            found.add(f"is not the record that {each.by} has: the log was written anew", head.chain, head.seq)
 
 
 def _check_named(

@@ -8,7 +8,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import field
 from pathlib import Path
 from types import ModuleType
@@ -16,13 +16,15 @@ from types import ModuleType
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from ringfence.audit.chain import key_id
+from ringfence.audit.chain import Head, Since, StateIdentity, key_id, sign_message, sign_record
 from ringfence.core import system
 from ringfence.core.errors import StoreError
 from ringfence.core.record import dataclass
 
 PRIVATE = "audit-private.pem"
 PUBLIC = "audit-public.pem"
+SIGNER = "signer"
+"""A folder beside these: what belongs to a signer that has the key, and is its user's alone."""
 _MAX_PEM = 16 * 1024
 _PEM = re.compile(rb"-----BEGIN (PRIVATE|PUBLIC) KEY-----\n([A-Za-z0-9+/=]{1,100})\n-----END \1 KEY-----\n")
 _HEADS = {
@@ -47,9 +49,31 @@ class Keys:
     def id(self) -> str:
         return key_id(self.public)
 
+    # What the signer process does for those that do not have the key themselves (`signing_client`).
+
+    def sign(self, message: bytes, since: Since | None = None) -> bytes:
+        return sign_message(self.private, message)
+
+    def sign_record(self, text: bytes) -> str:
+        return sign_record(self.private, text)
+
+    def adopt(self, state: StateIdentity, identity: bytes, checkpoints: Iterable[bytes]) -> None:
+        """Nothing beside the log is known of it."""
+
+    def last(self, state: str, chain: str) -> Head | None:
+        return None
+
+    def show(self, chain: str, texts: Iterable[str], checkpoint: bytes | None = None) -> None:
+        """Whoever has the key needs no proof."""
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
 
 def load_or_create(folder: Path) -> Keys:
     """The keys in `folder`; made there at the first start. Raises StoreError for a key that others can reach."""
+    if (folder / SIGNER).is_dir():
+        raise StoreError(f"the audit key in {folder} was given to a signer, and is not made anew")
     private = _private(folder / PRIVATE, kept(folder, PRIVATE, _new_key))
     try:
         _publish(folder / PUBLIC, private.public_key())
@@ -66,7 +90,7 @@ def kept(folder: Path, name: str, make: Callable[[], bytes]) -> bytes:
         for each in (*reversed(folder.parents), folder):
             if not each.exists():
                 each.mkdir(mode=0o700, exist_ok=True)
-        _check_folder(folder)
+        check_folder(folder)
         if not path.exists():
             _create(path, make())
         return _read(path)
@@ -98,7 +122,7 @@ def public_key_from_file(path: Path) -> Ed25519PublicKey:
     return key
 
 
-def _check_folder(folder: Path) -> None:
+def check_folder(folder: Path) -> None:
     info = folder.stat()
     if not stat.S_ISDIR(info.st_mode):
         raise StoreError(f"the key folder {folder} is not a folder")

@@ -17,15 +17,18 @@ import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from ringfence import config, identity
-from ringfence.audit.chain import MAX_FAULTS, Findings, Period, Verification
+from ringfence.audit.chain import MAX_FAULTS, Findings, Known, Period, Verification, identity_in, key_id
 from ringfence.audit.explain import explain
 from ringfence.audit.export import Checkpoints, prunes, verify_export, verify_live, write_export
-from ringfence.audit.keys import PUBLIC, Keys, load_or_create, public_key_from_file, published
+from ringfence.audit.keys import PUBLIC, SIGNER, public_key_from_file, published
+from ringfence.audit.signer import SigningKey
+from ringfence.audit.signing import signing_key
+from ringfence.audit.signing_client import SignerProcess
 from ringfence.cli import common, options
 from ringfence.cli.progress import ProgressLine, progress
 from ringfence.cli.terminal import cut, json_text, moment, painted, quoted, safe, table
 from ringfence.core import canonical
-from ringfence.core.errors import TamperError
+from ringfence.core.errors import StoreError, TamperError
 from ringfence.core.model import Json
 from ringfence.store import Reader, Record, Transaction
 
@@ -220,15 +223,36 @@ def verify(
     _conclude(report, as_json)
 
 
+def _known_to_signer(reader: Reader, key: Ed25519PublicKey) -> tuple[list[Known], list[str]]:
+    """The heads that the signer has, if there is one, and what is to be said of it."""
+    if not (config.key_folder() / SIGNER).is_dir():
+        return [], []
+    state = identity_in(reader.checkpoints(), key)
+    signer = None
+    try:
+        signer = signing_key(config.key_folder())
+        if state is None or not isinstance(signer, SignerProcess) or signer.id != key_id(key):
+            return [], []
+        heads = [head for head in signer.heads(state.id).values() if head.seq]
+    except StoreError as exc:
+        return [], [f"what the signer has was not compared: {exc}"]
+    finally:
+        if signer is not None:
+            signer.close()
+    return [Known(head, "the signer") for head in heads], [f"the signer's heads of {len(heads)} chains were compared."]
+
+
 def _verified(reader: Reader, key: Ed25519PublicKey) -> Verification:
     """Others write meanwhile. If one begins a chain, or prunes, the parts read do not belong together: try again."""
+    known, notes = _known_to_signer(reader, key)  # before the records, which only grow
     for _ in range(_TRIES):
         records, checkpoints = reader.evidence()
         with progress("verifying records") as line:
             counted = {chain: _counted(each, line) for chain, each in records.items()}
-            report = verify_live(counted, checkpoints, key, reader.record)
+            report = verify_live(counted, checkpoints, key, reader.record, known)
         if report.ok or not _moved(reader, checkpoints, key):
             break
+    report = replace(report, notes=(*report.notes, *notes))
     return _compared(reader, report, key)
 
 
@@ -268,7 +292,7 @@ def export(
         common.fail(f"{path} exists already; an export never replaces a file")
     folder = common.state_of(config_path, demo)
     with _log(config_path, demo) as reader:
-        keys = load_or_create(config.key_folder())
+        keys = signing_key(config.key_folder())
         report = _exported(reader, path, keys, period)
     if as_json:
         counts = {"records": report.records, "chains": len(report.heads)}
@@ -282,7 +306,7 @@ def export(
     print(f"Verify with: ringfence audit verify {shown} --public-key {PUBLIC}")
 
 
-def _exported(reader: Reader, path: Path, keys: Keys, period: Period) -> Verification:
+def _exported(reader: Reader, path: Path, keys: SigningKey, period: Period) -> Verification:
     """The same holds for an export."""
     left = _TRIES
     while True:

@@ -15,7 +15,7 @@ from typing import Any
 import typer
 
 from ringfence import config, identity
-from ringfence.audit.keys import load_or_create
+from ringfence.audit.signing import signing_key
 from ringfence.cli.running import BROKEN_PIPE as BROKEN_PIPE
 from ringfence.cli.running import EXIT_CODES as EXIT_CODES
 from ringfence.cli.running import NO_BOX as NO_BOX
@@ -139,7 +139,7 @@ def reading(folder: Path) -> Iterator[Reader]:
 def writing(folder: Path) -> Iterator[Store]:
     """A state folder, opened for writing; the records written are a chain of their own."""
     try:
-        store = Store.open(folder, load_or_create(config.key_folder()))
+        store = Store.open(folder, signing_key(config.key_folder()))
     except RingfenceError as exc:
         fail(str(exc), 1)
     try:

@@ -12,6 +12,7 @@ from pathlib import Path
 import typer
 
 from ringfence import config
+from ringfence.audit.keys import SIGNER
 from ringfence.cli import common, options
 from ringfence.cli.terminal import MARGIN, confirm, cut, safe
 from ringfence.config import Config, paths
@@ -151,10 +152,20 @@ def _outside(folder: Path, named: Path | None) -> Iterator[StatePlace]:
     for path in _configurations(named):
         yield StatePlace("configuration", path, "servers, contracts, policy and settings", "stays: it is yours")
     purpose = "the key that signs the log, its public half, and the token of local clients"
-    yield StatePlace("keys", config.key_folder(), purpose, "stays: nothing could be signed or verified without it")
+    keys = config.key_folder()
+    yield StatePlace("keys", keys, purpose, "stays: nothing could be signed or verified without it")
+    if (keys / SIGNER).is_dir():
+        purpose = f"the signing key, and the last head of each chain; of the signer ({_owner(keys / SIGNER)}) alone"
+        how = "stays: only the signer, which signs nothing but what follows these heads, can sign the log"
+        yield StatePlace("signer", keys / SIGNER, purpose, how, within="keys")
     for path in paths.socket_folders(folder) if system.no_boxes() is None else ():
         if path != Path(os.path.realpath(folder)) / "keeper":
             yield StatePlace("socket", path, "where the keeper is reached", "stays: the keeper needs it")
+
+
+def _owner(path: Path) -> str:
+    uid = path.stat().st_uid
+    return "this user" if uid == os.geteuid() else f"uid {uid}"
 
 
 def _configurations(named: Path | None) -> list[Path]:

@@ -21,9 +21,9 @@ from mcp.server.subscriptions import (
 )
 
 from ringfence import __version__, config, identity
-from ringfence.audit.keys import load_or_create
 from ringfence.compose import servers
 from ringfence.compose.hooks import HookMaker
+from ringfence.compose.evidence import key_of
 from ringfence.compose.packages import verify
 from ringfence.compose.runs import (
     contracts_of,
@@ -161,7 +161,7 @@ class App:
         started = [name for name in settings.servers if servers is None or name in servers]
         secrets = ConfiguredSecrets(settings)
         await secrets.load()
-        keys = load_or_create(config.key_folder())
+        keys = await anyio.to_thread.run_sync(key_of, settings.audit)
         store = await anyio.to_thread.run_sync(Store.open, settings.gateway.state, keys)
         try:
             async with anyio.create_task_group() as group:

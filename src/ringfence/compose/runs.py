@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringfence import identity
-from ringfence.audit.keys import load_or_create
+from ringfence.audit.signing import signing_key
 from ringfence.compose.backends import make_backend, templates
 from ringfence.compose.run_request import RunRequest
 from ringfence.compose.secrets import ConfiguredSecrets, redacted_logs
@@ -284,7 +284,7 @@ class Runs:
         secrets = ConfiguredSecrets(settings)
         await secrets.load()
         executor = executor or make_executor(settings.sandbox, settings.gateway.state, keep_ready=keep_ready)
-        keys = load_or_create(paths.key_folder())
+        keys = signing_key(paths.key_folder())
         store = await finished(in_thread(partial(Store.open, settings.gateway.state, keys)))
         try:
             async with redacted_logs(lambda: secrets):

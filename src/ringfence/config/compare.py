@@ -50,6 +50,7 @@ def loosens(old: Config, new: Config) -> list[str]:
         *(["secrets are read from another vault"] if new.vault not in (None, old.vault) else []),
         *(["traces are sent to another place"] if new.telemetry.otlp not in (None, old.telemetry.otlp) else []),
         *_hooks(old.hooks, new.hooks),
+        *(["audit: what vouches for the log is no longer the same"] if new.audit != old.audit else []),
         *_approvals(old.approvals, new.approvals),
         *_rules(old, new),
     ]

@@ -179,6 +179,7 @@ class Draft:
     file: Shaped[schema.ConfigFileTop]
     gateway: Shaped[schema.GatewaySection]
     telemetry: Shaped[schema.TelemetrySection]
+    audit: Shaped[schema.AuditSection]
     policy: Shaped[schema.PolicySection]
     sandbox: Shaped[schema.SandboxSection]
     vault: Shaped[schema.VaultSection]
@@ -218,6 +219,7 @@ def read_draft(source: YamlSource, base: Path) -> Draft:
         file=shaped(schema.ConfigFileTop, source, ()),
         gateway=_section(schema.GatewaySection, source, "gateway"),
         telemetry=_section(schema.TelemetrySection, source, "telemetry"),
+        audit=_section(schema.AuditSection, source, "audit"),
         policy=_section(schema.PolicySection, source, "policy"),
         sandbox=_section(schema.SandboxSection, source, "sandbox"),
         vault=_section(schema.VaultSection, source, "vault"),

@@ -14,6 +14,7 @@ from ringfence.config import checks, paths, schema, validators, yaml
 from ringfence.config.draft import Draft, Shaped, keys_of, read_draft, shaped
 from ringfence.config.settings import (
     SANDBOX_NETWORK,
+    AuditSettings,
     Config,
     GatewaySettings,
     PolicySettings,
@@ -110,6 +111,7 @@ def _config(text: str, file: str, path: Path, files: tuple[Path, ...], base: Pat
         secrets={name: _secret(draft, name, found.shape) for name, found in draft.secrets.items()},
         vault=_vault(draft),
         telemetry=telemetry,
+        audit=AuditSettings(draft.audit.shape.signer, draft.audit.shape.signer_user),
         places={name: _place(draft, found) for name, found in draft.secrets.items()},
         hooks={name: _hook(draft, name, found.shape) for name, found in draft.hooks.items()},
         approvals={name: _approval(name, found.shape) for name, found in draft.approvals.items()},

@@ -119,6 +119,11 @@ class TelemetrySection(Shape):
     meant: ClassVar[dict[str, str]] = {"endpoint": "otlp", "url": "otlp", "service_name": "service"}
 
 
+class AuditSection(Shape):
+    signer: Literal["inline", "process"] = "inline"
+    signer_user: Text | None = None
+
+
 class PersonEntry(Shape):
     roles: list[Word] = []
     os_user: Text | None = None
@@ -500,6 +505,7 @@ class ConfigFileTop(Shape):
     vault: Any = None
     telemetry: Any = None
     hooks: Any = None
+    audit: Any = None
     approvals: Any = None
     policy: Any = None
     sandbox: Any = None
@@ -512,6 +518,7 @@ SECTIONS: dict[str, type[Shape]] = {
     "sandbox": SandboxSection,
     "vault": VaultSection,
     "telemetry": TelemetrySection,
+    "audit": AuditSection,
 }
 ENTRIES: dict[str, type[Shape]] = {
     "people": PersonEntry,

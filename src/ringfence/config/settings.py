@@ -74,6 +74,14 @@ class TelemetrySettings:
 
 
 @dataclass(frozen=True, slots=True)
+class AuditSettings:
+    signer: Literal["inline", "process"] = "inline"
+    """Whether the key that signs the log is given to a process of its own."""
+    signer_user: str | None = None
+    """Whose process that is, if root starts it."""
+
+
+@dataclass(frozen=True, slots=True)
 class PolicySettings:
     preset: str = "standard"
     default: Literal["deny", "allow_read"] = "deny"
@@ -148,6 +156,7 @@ class Config:
     telemetry: TelemetrySettings = TelemetrySettings()
     hooks: Mapping[str, HookSpec] = field(default_factory=dict)
     """What is told of calls that ended."""
+    audit: AuditSettings = AuditSettings()
     agents: Mapping[str, AgentSpec] = field(default_factory=dict)
     """Who may call; without any, the local user's agent."""
     own_tools: bool = True

@@ -24,6 +24,7 @@ from ringfence.audit.chain import (
     Head,
     Pruned,
     Record,
+    Since,
     Slots,
     is_chain_name,
     pack_slot,
@@ -135,13 +136,13 @@ class CheckpointFile:
         self._next = 0 if found.index < 0 else 1 - found.index
         return found
 
-    def write(self, head: Head, *, synced: bool = False) -> None:
-        """Sign `head`. Raises OSError.
+    def write(self, head: Head, since: Since | None = None, *, synced: bool = False) -> None:
+        """Sign `head`, to which the records `since` the last one lead. Raises OSError, StoreError.
 
         A record is synced where it must outlive the machine; its checkpoint need not be: one that is older than the
         log is what a crash leaves anyway, and a slot is one sector, so it reaches the disk whole or not at all.
         """
-        slot = pack_slot(self.signer.checkpoint(head, time.time()))
+        slot = pack_slot(self.signer.checkpoint(head, time.time(), since))
         _write_all(self._descriptor, slot, self._next * SLOT_BYTES)
         if synced:
             _sync(self._descriptor)
@@ -164,6 +165,12 @@ class CheckpointFile:
 
     def close(self) -> None:
         os.close(self._descriptor)
+
+
+def texts_to(connection: sqlite3.Connection, head: Head) -> Since:
+    """The texts of a chain up to its head, after a place, for whoever signs for it."""
+    text = "SELECT text FROM records WHERE chain = ? AND seq > ? AND seq <= ? ORDER BY seq"
+    return lambda seq: (row[0] for row in connection.execute(text, (head.chain, seq, head.seq)))
 
 
 def _write_all(descriptor: int, data: bytes, offset: int) -> None:
@@ -371,6 +378,9 @@ def _taken(connection: sqlite3.Connection, folder: Path, name: str, signer: Sign
         row = connection.execute(_LAST, (name,)).fetchone()
         settled = connection.execute("SELECT settled FROM chains WHERE chain = ?", (name,)).fetchone() == (1,)
         if held is not None and not signer.state.may_have_signed(held.state):
+            held = None
+        known = signer.last(name)
+        if held is not None and known is not None and (known.seq, known.hash) != (held.seq, held.head):
             held = None
         if settled and held is not None and row == (held.seq, held.head, CLOSED):
             return OpenChain(lock, checkpoints, Head(name, held.seq, held.head))

@@ -8,35 +8,51 @@ from __future__ import annotations
 import math
 import sqlite3
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from ringfence.audit.chain import FILE_BYTES, StateIdentity, identity_name, is_chain_name, read_slots
-from ringfence.audit.keys import Keys, kept
-from ringfence.audit.signer import Signer
+from ringfence.audit.chain import FILE_BYTES, SLOT_BYTES, StateIdentity, identity_name, is_chain_name, read_slots
+from ringfence.audit.keys import kept
+from ringfence.audit.signer import Signer, SigningKey
 from ringfence.core import canonical
 from ringfence.core.errors import StoreError
 
 FOLDER = "checkpoints"
 
 
-def identify(connection: sqlite3.Connection, folder: Path, keys: Keys) -> tuple[Signer, bool]:
+def identify(connection: sqlite3.Connection, folder: Path, keys: SigningKey) -> tuple[Signer, bool]:
     """What signs in the name of this state, and whether an older one only got its id now. Raises StoreError."""
     made: list[StateIdentity] = []
 
     def make() -> bytes:
         made.append(_new(connection, folder / FOLDER, keys.public))
-        return made[-1].sign(keys.private)
+        return keys.sign(made[-1].message(keys.id))
 
     name = identity_name(keys.public)
-    found = StateIdentity.verify(keys.public, kept(folder / FOLDER, name, make))
+    line = kept(folder / FOLDER, name, make)
+    found = StateIdentity.verify(keys.public, line)
     if found is None:
         raise StoreError(
             f"{folder / FOLDER / name} does not say which state this is: another program changed it. Put back a copy"
             " of it, or find out who did (ringfence audit verify)"
         )
+    if not made or found.older:
+        keys.adopt(found, line, _signed(folder / FOLDER, keys.public))
+    else:
+        keys.adopt(found, line, ())
     return Signer(keys, found), found.older and found in made
+
+
+def _signed(checkpoints: Path, public: Ed25519PublicKey) -> Iterator[bytes]:
+    """The last checkpoint of each chain, for a signer that does not know this state yet."""
+    for path in sorted(checkpoints.iterdir()):
+        if is_chain_name(path.name) and path.is_file():
+            data = path.read_bytes()[:FILE_BYTES]
+            index = read_slots(data, path.name, public).index
+            if index >= 0:
+                yield data[index * SLOT_BYTES : (index + 1) * SLOT_BYTES].strip()
 
 
 def _new(connection: sqlite3.Connection, checkpoints: Path, public: Ed25519PublicKey) -> StateIdentity:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -140,6 +141,12 @@ class Recovery:
         if not self._signer.state.may_have_signed(held.state):
             self._damaged[name] = f"the checkpoint of chain {name} was signed in another state"
             return
+        known = self._signer.last(name)
+        if known is not None and known.seq < held.seq:
+            self._damaged[name] = f"the signer has not signed the checkpoint of chain {name}: it knows an earlier head"
+            return
+        if known is not None:  # it knows what it signed last, whatever became of the file
+            held = replace(held, seq=known.seq, head=known.hash)
         closed: list[str] = []
         with durable_transaction(self._connection, Head(name), self._signer) as transaction:
             last, begun, fault = self._follow(name, held)
@@ -159,7 +166,8 @@ class Recovery:
                 transaction.append(CLOSED, None, {"recovered": True, "calls": len(closed), **unsigned})
             head = transaction.head
         self._calls += closed
-        self._attempt(name, lambda: file.write(head, synced=True))
+        since = chainfiles.texts_to(self._connection, head)
+        self._attempt(name, lambda: file.write(head, since, synced=True))
         with durable_transaction(self._connection, head, self._signer):
             self._settle(name)
         chainfiles._remove_file(chainfiles.ahead_path(self._folder, name))

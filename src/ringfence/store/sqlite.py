@@ -21,12 +21,19 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ringfence.audit.chain import CLOSED, OPENED
-from ringfence.audit.keys import Keys
-from ringfence.audit.signer import Signer
+from ringfence.audit.signer import Signer, SigningKey
 from ringfence.core.errors import StoreError
 from ringfence.core.model import IssuedToken, Json, Receipt
 from ringfence.store import clock, naming
-from ringfence.store.chainfiles import AheadFile, ChainLock, CheckpointFile, OpenChain, begin_chain, continue_chain
+from ringfence.store.chainfiles import (
+    AheadFile,
+    ChainLock,
+    CheckpointFile,
+    OpenChain,
+    begin_chain,
+    continue_chain,
+    texts_to,
+)
 from ringfence.store.identity import identify
 from ringfence.store.recovery import Recovered, Recovery, durable_transaction
 from ringfence.store.rows import Approval, last_time, recent_times
@@ -75,7 +82,7 @@ class Store:
         """Those who wait for the end of the call that has an idempotency key, by its scope and name."""
 
     @classmethod
-    def open(cls, folder: Path, keys: Keys) -> Store:
+    def open(cls, folder: Path, keys: SigningKey) -> Store:
         """Open the state, close what a crash left open, and begin a chain. Raises StoreError."""
         folder = folder.absolute()
         if keys.folder.resolve().is_relative_to(folder.resolve()):
@@ -90,7 +97,7 @@ class Store:
             raise
 
     @classmethod
-    def _begin(cls, folder: Path, keys: Keys, connection: sqlite3.Connection) -> Store:
+    def _begin(cls, folder: Path, keys: SigningKey, connection: sqlite3.Connection) -> Store:
         try:
             due = last_time(connection)
             forgotten = clock.forgotten(time.time(), recent_times(connection))
@@ -111,7 +118,7 @@ class Store:
                 recovery.adopt(transaction)
                 transaction.forget_before(forgotten)
                 head = transaction.head
-            opened.checkpoints.write(head, synced=True)
+            opened.checkpoints.write(head, texts_to(connection, head), synced=True)
             ahead = AheadFile(folder, head.chain)
             writer = Writer(folder, connection, head, opened.checkpoints, ahead)
         except BaseException as exc:
@@ -286,6 +293,8 @@ class Store:
                 self._ahead.close()
                 self._checkpoints.close()
                 self._lock.release()
+                if self._signer is not None:
+                    self._signer.keys.close()
         if error is not None:
             raise error
 

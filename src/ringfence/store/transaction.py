@@ -146,7 +146,7 @@ class Transaction:
     def record_identity(self) -> None:
         """Put it on record that a state which had records before has got its id only now."""
         state = self._signer.state
-        self._append_signed("state_named", None, {"at_first": state.at})
+        self._append_signed(chain.NAMED, None, {"at_first": state.at})
 
     def mark_set_back(self) -> bool:
         """Put it on record where the time of day was set back. Questions that are open are void then: whether they

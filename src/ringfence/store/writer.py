@@ -28,7 +28,7 @@ from ringfence.core import aio, system
 from ringfence.core.errors import StoreError
 from ringfence.core.model import Json, Receipt
 from ringfence.core.record import dataclass
-from ringfence.store.chainfiles import AheadFile, CheckpointFile, Noted
+from ringfence.store.chainfiles import AheadFile, CheckpointFile, Noted, texts_to
 from ringfence.store.clock import TOLERANCE, LogClock
 from ringfence.store.naming import Naming
 from ringfence.store.rows import last_time
@@ -381,7 +381,9 @@ class Writer(threading.Thread):
     def _cover(self) -> None:
         """What the database has, and no more: one signed for what is only ahead of it would speak of a cut."""
         try:
-            self._checkpoints.write(self._kept)
+            self._checkpoints.write(
+                self._kept, None if self._connection is None else texts_to(self._connection, self._kept)
+            )
         except OSError as exc:
             raise StoreError(f"the checkpoint could not be written: {exc.strerror or exc}") from exc
         self._covered = self._kept.seq

@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from ringfence import config
-from ringfence.audit.keys import load_or_create
+from ringfence.audit.signing import signing_key
 from ringfence.cli.terminal import confirm, quoted, safe
 from ringfence.compose.runs import make_router, policy_of
 from ringfence.compose.secrets import ConfiguredSecrets
@@ -66,7 +66,7 @@ async def learn(lesson: Lesson) -> Learnt:
     if settings.servers[lesson.server].url is not None:
         raise Unavailable("remote_server", f"{lesson.server} is a remote server; there is no box to learn about")
     async with AsyncExitStack() as stack:
-        store = await anyio.to_thread.run_sync(Store.open, settings.gateway.state, load_or_create(config.key_folder()))
+        store = await anyio.to_thread.run_sync(Store.open, settings.gateway.state, signing_key(config.key_folder()))
         stack.push_async_callback(store.aclose)
         return await _Learning(lesson, text, store).run()
 

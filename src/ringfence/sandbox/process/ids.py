@@ -41,8 +41,9 @@ from ringfence.sandbox.process.zygote import kernel
 from ringfence.sandbox.process.zygote.confine import INSIDE_ID
 
 SIZE = 64
-FIRST = 2_000_200_000
-"""Above what distributions, systemd's containers (to 1,879,048,191) and directory services (to 2,000,199,999) use."""
+FIRST = 2_000_200_064
+"""Above what distributions, systemd's containers (to 1,879,048,191) and directory services (to 2,000,199,999) use, and
+above the user of the signer (2,000,200,000, see `audit.signing_client`)."""
 LAST = 2_147_352_575
 """Below systemd's range for foreign images, and below 2**31, where numbers become negative for some programs."""
 BLOCKS = (LAST + 1 - FIRST) // SIZE
