@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -98,3 +99,69 @@ def test_a_signer_of_a_user_that_is_none(place: Place) -> None:
     place.configure("{signer: process, signer_user: no-such-account}")
     shown = place("call", "no_such_tool")
     assert shown.returncode != 0 and "there is no account no-such-account" in shown.stdout
+
+
+# ── Witnesses ──
+
+
+def test_a_witness_file_finds_database_and_checkpoints_cut_back_together(place: Place, tmp_path: Path) -> None:
+    heads = tmp_path / "heads"
+    heads.touch()
+    place.configure(f"{{witness: {{file: {heads}}}}}")
+    place.call()
+    copied = shutil.copytree(place.folder / "state", tmp_path / "copy")
+    place.call()
+    before = place("audit", "verify", "--witness", heads)
+    assert before.returncode == 0 and "heads of the witness" in before.stdout
+    export = tmp_path / "before.jsonl"
+    assert place("audit", "export", export).returncode == 0
+    key = place.keys / PUBLIC
+    assert run("audit", "verify", export, "--public-key", key, "--witness", heads).returncode == 0
+
+    place.put_back(copied)
+    assert place("audit", "verify").returncode == 0, "by itself, it looks like a log that stopped there"
+    shown = place("audit", "verify", "--witness", heads)
+    assert shown.returncode == 1
+    assert f"is missing, and the witness {heads} has it: the database and its checkpoints" in shown.stdout
+    export = tmp_path / "after.jsonl"
+    assert place("audit", "export", export).returncode == 0
+    assert run("audit", "verify", export, "--public-key", key).returncode == 0
+    shown = run("audit", "verify", export, "--public-key", key, "--witness", heads)
+    assert shown.returncode == 1 and "the log was cut back before it was exported" in shown.stdout
+
+    place.call()
+    shown = place("audit", "verify", "--witness", heads)
+    assert shown.returncode == 1, "that the log goes on from there heals nothing"
+
+
+def test_a_witness_of_another_log_witnesses_nothing(place: Place, tmp_path: Path) -> None:
+    place.configure("{}")
+    place.call()
+    heads = tmp_path / "heads"
+    heads.write_text("Nov 19 01:00:00 host cron[1]: something else\n")
+    shown = place("audit", "verify", "--witness", heads)
+    assert shown.returncode == 1 and "witnesses nothing" in shown.stderr
+
+
+def test_what_pruning_removes_a_witness_does_not_miss(place: Place, tmp_path: Path) -> None:
+    heads = tmp_path / "heads"
+    heads.touch()
+    place.configure(f"{{witness: {{file: {heads}}}}}")
+    place.call()
+    place.call()
+    now = datetime.now(UTC).isoformat()
+    place.call()
+    assert "are removed" in place("audit", "prune", "--before", now).stdout
+    shown = place("audit", "verify", "--witness", heads)
+    assert shown.returncode == 0, shown.stdout
+
+
+def test_the_configuration_says_what_a_witness_needs(place: Place) -> None:
+    for audit, problem in (
+        ("{witness: {}}", "a witness needs file: PATH, syslog: true or webhook: URL"),
+        ("{witness: {file: state/heads}}", "lies in the state folder"),
+        ("{witness: {webhook: 'http://example.com/heads'}}", "sent in clear: write https://"),
+    ):
+        place.configure(audit)
+        shown = place("call", "no_such_tool")
+        assert shown.returncode != 0 and problem in shown.stderr

@@ -55,6 +55,7 @@ from ringfence.audit.chain import (
     signed_by,
 )
 from ringfence.audit.signer import SigningKey
+from ringfence.audit.witness import witnessed
 from ringfence.core import canonical, system
 from ringfence.core.errors import StoreError, TamperError
 from ringfence.core.model import Json
@@ -63,6 +64,8 @@ FORMAT = "ringfence-audit-export"
 MAX_LINE = 2 * MAX_RECORD_BYTES + 4096
 """A record's text as a JSON string is at most twice as long as itself."""
 _SHOWN_AT_ONCE = 200
+_LATE = 60.0
+"""Seconds that a head may be signed after its record, as a start does after a crash of a moment."""
 MAX_SAID = 4 * MAX_RECORD_BYTES
 """Characters of what records share that the reader of an export keeps at hand."""
 
@@ -391,9 +394,10 @@ def _misnamed(seq: int, by: str, how: str) -> str:
 # ── Reading an export ─────────────────────────────────────────────────────────────────────────────
 
 
-def verify_export(path: Path, public_key: Ed25519PublicKey) -> Verification:
-    """Check an export offline. Raises StoreError only where the file cannot be read at all."""
-    reading = _Reading(public_key)
+def verify_export(path: Path, public_key: Ed25519PublicKey, witnesses: Iterable[Path] = ()) -> Verification:
+    """Check an export offline, and whether it has what witnesses have. Raises StoreError only where a file cannot be
+    read at all."""
+    reading = _Reading(public_key, witnesses)
     try:
         with path.open("rb") as file:
             while line := file.readline(MAX_LINE + 1):
@@ -407,8 +411,11 @@ def verify_export(path: Path, public_key: Ed25519PublicKey) -> Verification:
 class _Reading:
     """One pass over an export's lines."""
 
-    def __init__(self, public: Ed25519PublicKey) -> None:
+    def __init__(self, public: Ed25519PublicKey, witnesses: Iterable[Path] = ()) -> None:
         self._public = public
+        self._witnesses = witnesses
+        self._known: dict[tuple[str, int], list[Known]] = {}
+        """What witnesses have, by its place."""
         self._found = Findings()
         self._sum = hashlib.sha256()
         self._number = 0
@@ -477,6 +484,14 @@ class _Reading:
             self._found.add("the header does not say, signed with the given key, of which state the log is")
         self._approvals = ApprovalVerifier(self._found, self._public, self._state)
         self._origins = OriginVerifier(self._found, self._state)
+        for path in self._witnesses:
+            heads = witnessed(path, self._public, self._state)
+            for each in heads:
+                self._known.setdefault((each.head.chain, each.head.seq), []).append(each)
+            if heads:
+                self._found.notes.append(f"{len(heads)} heads of the witness {path} were compared.")
+            else:
+                self._found.add(f"{path} has no head of this log that verifies with this key: it witnesses nothing")
 
     def _take_record(self, value: Json) -> None:
         text = value["text"]
@@ -496,6 +511,10 @@ class _Reading:
             pruned = None if partial or name not in self._prunes else self._prunes[name].end
             verifier = self._chains[name] = ChainVerifier(name, self._found, partial=partial, pruned=pruned)
         body = verifier.feed(text, digest)
+        for known in self._known.pop((name, verifier.seq), ()):
+            if known.head.hash != digest:
+                text = f"is not the record that {known.by} has: the log was written anew"
+                self._found.add(text, name, verifier.seq)
         if body is not None:
             self._take_body(name, body, digest)
 
@@ -606,9 +625,25 @@ class _Reading:
         if name not in stated:
             self._found.add("is not among the chains of the closing line", name)
 
+    def _check_witnessed(self) -> None:
+        """What witnesses have and the export does not, though it says that it has all of its time."""
+        header = self._header or {}
+        made, since, until = header.get("at"), header.get("from"), header.get("to")
+        end = min((at for at in (made, until) if isinstance(at, int | float)), default=0.0)
+        begin = since + _LATE if isinstance(since, int | float) else 0.0
+        for (chain, seq), heads in sorted(self._known.items()):
+            gone = self._prunes[chain].seq if chain in self._prunes else 0
+            last = self._chains[chain].seq if chain in self._chains else 0
+            # A head is signed just after its record was written, so that is as old, or a little older.
+            for known in heads:
+                if gone < seq and last < seq and begin <= known.at < end:
+                    text = f"is missing, and {known.by} has it: the log was cut back before it was exported"
+                    self._found.add(text, chain, seq)
+
     def report(self) -> Verification:
         if not self._closed:
             self._found.add("the export ends without a closing line that verifies: its end was cut off or replaced")
+        self._check_witnessed()
         self._approvals.finish()
         self._calls.finish()
         self._origins.finish()

@@ -24,6 +24,7 @@ from ringfence.audit.keys import PUBLIC, SIGNER, public_key_from_file, published
 from ringfence.audit.signer import SigningKey
 from ringfence.audit.signing import signing_key
 from ringfence.audit.signing_client import SignerProcess
+from ringfence.audit.witness import witnessed
 from ringfence.cli import common, options
 from ringfence.cli.progress import ProgressLine, progress
 from ringfence.cli.terminal import cut, json_text, moment, painted, quoted, safe, table
@@ -197,29 +198,34 @@ def verify(
         metavar="FILE",
         help="The key to verify with; an export needs one that did not come with it.",
     ),
+    witness: list[Path] = typer.Option(
+        [], "--witness", metavar="FILE", help="Where a witness keeps what it was told; may be given again."
+    ),
     config_path: Path | None = common.ConfigOption,
     demo: bool = common.DemoOption,
     as_json: options.PrintJson = False,
 ) -> None:
     """Verify the live log against its signed checkpoints, or an export offline.
 
-    Finds edits, deletions, reordering, gaps, a cut end, and calls that ran on an approval that the log does not prove.
-    An export is checked with the key that you name and nothing else, so this works on any machine.
+    Finds edits, deletions, reordering, gaps, a cut end, and calls that ran on an approval that the log does not prove;
+    with a witness also what was cut together with its checkpoints. An export is checked with the key that you name, and
+    the witnesses, and nothing else, so this works on any machine.
 
     \b
     ringfence audit verify
+    ringfence audit verify --witness /var/log/ringfence-heads
     ringfence audit verify march.jsonl --public-key audit-public.pem
     """
     if export_path is not None:
         if public_key is None:
             common.fail("an export is verified with a key from outside: name it with --public-key FILE", 2)
         with progress("verifying the export"):
-            report = verify_export(export_path, public_key_from_file(public_key))
+            report = verify_export(export_path, public_key_from_file(public_key), witness)
         _conclude(report, as_json)
         return
     key = public_key_from_file(public_key) if public_key else published(config.key_folder())
     with _log(config_path, demo) as reader:
-        report = _verified(reader, key)
+        report = _verified(reader, key, witness)
     _conclude(report, as_json)
 
 
@@ -242,9 +248,16 @@ def _known_to_signer(reader: Reader, key: Ed25519PublicKey) -> tuple[list[Known]
     return [Known(head, "the signer") for head in heads], [f"the signer's heads of {len(heads)} chains were compared."]
 
 
-def _verified(reader: Reader, key: Ed25519PublicKey) -> Verification:
+def _verified(reader: Reader, key: Ed25519PublicKey, witnesses: Iterable[Path] = ()) -> Verification:
     """Others write meanwhile. If one begins a chain, or prunes, the parts read do not belong together: try again."""
     known, notes = _known_to_signer(reader, key)  # before the records, which only grow
+    state = identity_in(reader.checkpoints(), key)
+    for path in witnesses:
+        heads = witnessed(path, key, state)
+        if not heads:
+            common.fail(f"{path} has no head of this state that verifies with this key, so it witnesses nothing")
+        known += heads
+        notes.append(f"{len(heads)} heads of the witness {path} were compared.")
     for _ in range(_TRIES):
         records, checkpoints = reader.evidence()
         with progress("verifying records") as line:

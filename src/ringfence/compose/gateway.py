@@ -37,6 +37,7 @@ from ringfence.compose.runs import (
 )
 from ringfence.compose.secrets import ConfiguredSecrets, redacted_logs
 from ringfence.compose.telemetry import tracing_of
+from ringfence.compose.witness import Witnesses
 from ringfence.config import Config
 from ringfence.core import canonical
 from ringfence.core.box import BoxSpec, Program
@@ -163,6 +164,8 @@ class App:
         await secrets.load()
         keys = await anyio.to_thread.run_sync(key_of, settings.audit)
         store = await anyio.to_thread.run_sync(Store.open, settings.gateway.state, keys)
+        told = settings.audit.witness
+        witnesses = None if told is None else Witnesses(told, settings.gateway.state, keys.public)
         try:
             async with anyio.create_task_group() as group:
                 app = cls(settings, store, group, secrets, agent)
@@ -172,6 +175,8 @@ class App:
                     else:
                         await app.connect(started)
                     group.start_soon(app.front.refusals.run)
+                    if witnesses is not None:
+                        group.start_soon(witnesses.run)
                     try:
                         yield app
                     finally:
@@ -189,6 +194,8 @@ class App:
                     await store.aclose()
                 except StoreError as exc:
                     log.error("the state could not be closed: %s", exc)
+                if witnesses is not None:
+                    await anyio.to_thread.run_sync(witnesses.tell)  # where its own chain has ended
 
     def issued(self) -> TokenReader | None:
         """What reads tokens of the identity provider, if there is one. The same one, and its keys, while that is."""

@@ -21,6 +21,7 @@ from ringfence.config.settings import (
     SandboxSettings,
     TelemetrySettings,
     TlsFiles,
+    WitnessSettings,
     sealed,
 )
 from ringfence.config.validators import did_you_mean
@@ -54,6 +55,7 @@ from ringfence.governance.cases import PolicyCase
 from ringfence.packages.cache import AT, folder_of
 from ringfence.sandbox.tools.toolkit import PROGRAMS, box_makers, declarable_tools
 
+_SYSLOG = "/dev/log"
 _LOOPBACK = schema.GatewaySection().listen
 """Where the gateway is where the command line wants it at an address, and the file at a socket."""
 
@@ -93,6 +95,7 @@ def _config(text: str, file: str, path: Path, files: tuple[Path, ...], base: Pat
     read_rules = read_policy(draft)
     policy = read_rules.settings
     telemetry = _telemetry(draft)
+    audit = _audit(draft)
     contracts = {name: _contract(draft, name, found) for name, found in draft.capabilities.items()}
     problems = sorted({*read.problems, *draft.elsewhere})
     if problems:
@@ -111,7 +114,7 @@ def _config(text: str, file: str, path: Path, files: tuple[Path, ...], base: Pat
         secrets={name: _secret(draft, name, found.shape) for name, found in draft.secrets.items()},
         vault=_vault(draft),
         telemetry=telemetry,
-        audit=AuditSettings(draft.audit.shape.signer, draft.audit.shape.signer_user),
+        audit=audit,
         places={name: _place(draft, found) for name, found in draft.secrets.items()},
         hooks={name: _hook(draft, name, found.shape) for name, found in draft.hooks.items()},
         approvals={name: _approval(name, found.shape) for name, found in draft.approvals.items()},
@@ -181,6 +184,24 @@ def _gateway(draft: Draft) -> GatewaySettings:
         {} if shape.oidc is None else {scope: tuple(names) for scope, names in shape.oidc.step_up.items()},
         shape.log,
     )
+
+
+def _audit(draft: Draft) -> AuditSettings:
+    shape = draft.audit.shape
+    given = shape.witness
+    where = (*draft.audit.where, "witness")
+    if given is None or "witness" in draft.audit.broken:
+        return AuditSettings(shape.signer, shape.signer_user)
+    syslog = _SYSLOG if given.syslog is True else given.syslog or None
+    if given.file is None and syslog is None and given.webhook is None:
+        draft.problem(where, "a witness needs file: PATH, syslog: true or webhook: URL", key=True)
+    file = None if given.file is None else paths.resolve(given.file, draft.base)
+    if file is not None and file.is_relative_to(_gateway(draft).state):
+        text = f"{file} lies in the state folder, so whoever cuts the log cuts it, too; name a file elsewhere"
+        draft.problem((*where, "file"), text)
+    socket = None if syslog is None else paths.resolve(str(syslog), draft.base)
+    witness = WitnessSettings(file, socket, given.webhook, given.every_seconds)
+    return AuditSettings(shape.signer, shape.signer_user, witness)
 
 
 def _telemetry(draft: Draft) -> TelemetrySettings:

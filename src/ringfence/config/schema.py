@@ -119,9 +119,18 @@ class TelemetrySection(Shape):
     meant: ClassVar[dict[str, str]] = {"endpoint": "otlp", "url": "otlp", "service_name": "service"}
 
 
+class WitnessSection(Shape):
+    file: Text | None = None
+    syslog: Text | bool | None = None
+    webhook: Annotated[str, AfterValidator(validators.webhook)] | None = None
+    every_seconds: Annotated[float, Field(ge=0.1, le=3600)] = 10.0
+    meant: ClassVar[dict[str, str]] = {"path": "file", "url": "webhook", "interval": "every_seconds"}
+
+
 class AuditSection(Shape):
     signer: Literal["inline", "process"] = "inline"
     signer_user: Text | None = None
+    witness: WitnessSection | None = None
 
 
 class PersonEntry(Shape):

@@ -74,11 +74,24 @@ class TelemetrySettings:
 
 
 @dataclass(frozen=True, slots=True)
+class WitnessSettings:
+    """Who is told where the log is."""
+
+    file: Path | None = None
+    """Absolute."""
+    syslog: Path | None = None
+    """The socket of the system log."""
+    webhook: str | None = None
+    every_seconds: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
 class AuditSettings:
     signer: Literal["inline", "process"] = "inline"
     """Whether the key that signs the log is given to a process of its own."""
     signer_user: str | None = None
     """Whose process that is, if root starts it."""
+    witness: WitnessSettings | None = None
 
 
 @dataclass(frozen=True, slots=True)
