@@ -22,8 +22,8 @@ from mcp.server.subscriptions import (
 
 from ringfence import __version__, config, identity
 from ringfence.compose import servers
-from ringfence.compose.hooks import HookMaker
 from ringfence.compose.evidence import key_of
+from ringfence.compose.hooks import HookMaker
 from ringfence.compose.packages import verify
 from ringfence.compose.runs import (
     contracts_of,

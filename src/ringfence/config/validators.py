@@ -196,7 +196,7 @@ def webhook(text: str) -> str:
     """Where records, or heads of the log, are posted to. Beyond this machine they do not go in clear."""
     parts = urlsplit(url(text))
     if parts.scheme != "https" and not is_loopback(parts.hostname or ""):
-        raise ValueError(f"{quoted(text)} would have them sent in clear: write https://")
+        raise ValueError(f"{quoted(text)} would have records sent in clear: write https://")
     return text
 
 
