@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import os
 import shutil
 import signal
@@ -21,7 +23,7 @@ from ringfence.audit.signing_client import SignerProcess, give_to_signer
 from ringfence.core import canonical
 from ringfence.core.errors import StoreError
 from ringfence.core.model import Json, Receipt
-from ringfence.store import Reader, Store
+from ringfence.store import Reader, Store, transaction
 from tests.store.conftest import Drive
 from tests.tooling import alive, wait_until_gone
 
@@ -331,3 +333,17 @@ def test_a_log_that_was_forged_is_not_exported_with_its_signature(
     signer.keys.show(head.chain, [record.text for record in forged], signer.checkpoint(head, 1.0, lambda _seq: ()))
     with pytest.raises(StoreError, match="do not lead to a head that was signed for"):
         signer.keys.sign(closing.message())
+
+
+def test_it_signs_every_kind_of_record_that_is_proof_by_itself(
+    forger: tuple[Signer, Head, list[Record]],
+) -> None:
+    """As the source has them: a kind that is added later needs its place there, too."""
+    signer, head, _found = forger
+    tree = ast.parse(inspect.getsource(transaction))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    kinds = [ast.unparse(call.args[0]) for call in calls if ast.unparse(call.func) == "self._append_signed"]
+    assert len(kinds) > 5
+    for kind in kinds:
+        module, name = kind.split(".")
+        signer.record(head, 1.0, (getattr(getattr(transaction, module), name), None), {})

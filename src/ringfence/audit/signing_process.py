@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from ringfence.audit import standing
 from ringfence.audit.approvals import ANSWERED, ASKED
 from ringfence.audit.chain import (
     GENESIS,
@@ -45,7 +46,7 @@ from ringfence.core.errors import StoreError
 from ringfence.core.model import Json
 
 HEADS = "heads"
-PROVEN_KINDS = frozenset({ASKED, ANSWERED, CREATED, REVOKED, NAMED})
+PROVEN_KINDS = frozenset({ASKED, ANSWERED, CREATED, REVOKED, NAMED, standing.MADE})
 """Records that are proof by themselves."""
 _IDENTITY = ".identity"
 _SLOT = 160
