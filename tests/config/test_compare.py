@@ -331,6 +331,13 @@ def test_what_an_approval_had_besides(key: str, value: str, other: str, *, loose
     assert bool(told(old, build(approval={key: other}))) is looser
 
 
+def test_an_approval_that_is_asked_for_in_the_client() -> None:
+    own = {"self": "true"}
+    here, there = build(approval={**own, "in_client": "true"}), build(approval=own)
+    assert told(there, here) == ["approval 'managers' is relaxed or asks others"]
+    assert told(here, there) == []
+
+
 RULE = "{id: a, action: %s, tool_patterns: ['x.*'], agents: ['l*'], environments: [development]%s}"
 
 

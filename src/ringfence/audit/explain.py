@@ -302,6 +302,7 @@ def _approval(story: Json, records: list[Json], public: Ed25519PublicKey | None)
             way = _text(_part(record, "login").get("way"))
             stood = _text(_part(record, "standing").get("id"))
             by = f" in the console, logged in by {way}" if way else ""
+            by = " in the client that made the call" if way == "client" else by
             by = f" beforehand, by {stood}," if stood else by
             why = f": {_text(record.get('reason'))}" if _text(record.get("reason")) else ""
             said = f"{name or 'a person without a name'} {verb} it{by}{_at(record.get('at'))}"

@@ -433,6 +433,8 @@ def _approval(draft: Draft, approval: Shaped[schema.ApprovalEntry]) -> None:
         condition(draft, (*where, "when"), shape.when)
     if shape.escalate is not None and not shape.roles:
         draft.problem((*where, "escalate"), "any person may answer already: name the roles that are asked first")
+    if shape.in_client and not shape.own:
+        draft.problem((*where, "in_client"), "the person at the client is the agent's own; this needs `self: true`")
     if shape.standing is not None and shape.people > 1:
         draft.problem((*where, "standing"), f"one person would approve what {shape.people} people must agree to")
     if not draft.people:

@@ -153,6 +153,7 @@ def _approval_rule(old: ApprovalRule, new: ApprovalRule) -> bool:
         and (old.self_approval or not new.self_approval)
         and new.people >= old.people
         and (new.needs_reason or not old.needs_reason)
+        and (old.in_client or not new.in_client)
         and new.escalation in (None, old.escalation)
         and (new.standing is None or (old.standing is not None and _stands_no_further(old.standing, new.standing)))
     )

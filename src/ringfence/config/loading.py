@@ -397,6 +397,7 @@ def _approval(name: str, shape: schema.ApprovalEntry) -> ApprovalRule:
         escalation=None
         if shape.escalate is None
         else Escalation(shape.escalate.after_seconds, tuple(shape.escalate.roles)),
+        in_client=shape.in_client,
         standing=None if shape.standing is None else StandingTerms(shape.standing.times, shape.standing.seconds),
     )
 

@@ -385,6 +385,7 @@ class ApprovalEntry(Shape):
     reason: Literal["optional", "required"] = "optional"
     escalate: EscalateEntry | None = None
     standing: StandingEntry | None = None
+    in_client: bool = False
 
 
 class RuleEntry(Shape):

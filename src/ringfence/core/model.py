@@ -303,6 +303,8 @@ class ApprovalRule:
     escalation: Escalation | None = None
     standing: StandingTerms | None = None
     """None: every call is asked about."""
+    in_client: bool = False
+    """The caller's own person may answer in the client that made the call."""
 
 
 EVERY_ROLE = frozenset({"*"})
@@ -400,9 +402,9 @@ class IssuedToken:
 class Login:
     """How a person proved who they are to a gateway, which then gave their answers for them."""
 
-    way: Literal["link", "token", "oidc"]
+    way: Literal["link", "token", "oidc", "client"]
     credential: str
-    """The id of the link or token, or the subject."""
+    """The id of the link or token, or the subject; or of the call on whose own way back the answer came."""
     issuer: str | None = None
 
     def as_fact(self) -> Json:

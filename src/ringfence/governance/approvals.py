@@ -23,6 +23,7 @@ from ringfence.core.aio import in_thread
 from ringfence.core.errors import Refused
 from ringfence.core.expression import Expression, ExpressionError, variables, while_others_are_served
 from ringfence.core.model import (
+    EVERY_ROLE,
     ApprovalRule,
     Call,
     Contract,
@@ -36,10 +37,11 @@ from ringfence.core.model import (
 )
 from ringfence.core.ports import Channel
 from ringfence.core.record import dataclass
-from ringfence.governance import standing
+from ringfence.governance import in_client, standing
 from ringfence.store import (
     Approval,
     ApprovalQuestion,
+    Conflict,
     Offer,
     RowNotFound,
     StandingApproval,
@@ -74,6 +76,7 @@ class Requirement:
     escalations: tuple[tuple[str, float, str], ...] = ()
     """An entry of `roles`, after how many seconds others may answer in its place, and their roles, joined as above."""
     standing: StandingTerms | None = None
+    in_client: bool = False
 
     @property
     def terms(self) -> Json:
@@ -82,6 +85,7 @@ class Requirement:
         return {
             **({"reason": True} if self.needs_reason else {}),
             **({"escalate": [list(each) for each in self.escalations]} if self.escalations else {}),
+            **({"in_client": True} if self.in_client else {}),
             **({} if stands is None else {"standing": {"times": stands.times, "seconds": stands.seconds}}),
         }
 
@@ -157,6 +161,7 @@ class ApprovalTerms:
                 if r.escalation is not None
             ),
             standing=_stands(rules),
+            in_client=all(r.in_client and r.self_approval for r in rules),
         )
 
     async def required(
@@ -217,7 +222,11 @@ class ApprovalTerms:
             able = entitled and person is not None and person.answers_for(tenant)
             if person is None or not able or (yes.person == asked_for and not own):
                 return f"{yes.person} may not answer it by the configuration in force"
-            if yes.login is not None and yes.login.get("way") != "link":
+            if yes.login is not None and yes.login.get("way") == "client":
+                terms = proof.question.get("terms")
+                if not isinstance(terms, dict) or terms.get("in_client") is not True or yes.person != asked_for:
+                    return f"{yes.person} may not answer it in a client"
+            elif yes.login is not None and yes.login.get("way") != "link":
                 if not _is_login_of(person, yes.login):
                     return f"{yes.person} logged in as somebody else than the configuration in force says"
             elif not _is_account_of(person, yes.account):
@@ -301,6 +310,8 @@ class Approvals(ApprovalTerms):
             approval = await self._ask(call, digest, requirement, summary, shape)
         if approval.state == "pending" and shape is not None:
             approval = await self._by_standing(approval, call, shape)
+        if approval.state == "pending" and requirement.in_client:
+            approval = await self._in_client(approval, call, channel)
         wait = self._wait if patience is None else min(patience, self._wait)
         approval = await self._await_answer(approval, channel, wait)
         if approval.state == "expired":
@@ -331,6 +342,32 @@ class Approvals(ApprovalTerms):
             if answered is not None:
                 return answered
         return approval
+
+    async def _in_client(self, approval: Approval, call: Call, channel: Channel) -> Approval:
+        """The question as the person at the client answers it; as it stands, where they leave it to others."""
+        name = call.principal.person
+        person = self._people.get(name or "") if self._people else Person(name or "", EVERY_ROLE)
+        if not name or person is None or not in_client.can_be_asked(channel.capabilities):
+            return approval
+        asked = await in_thread(partial(find, self._store, approval.id))
+        put = None if objection(asked, person) is not None else await in_thread(partial(in_client.put, asked))
+        if put is None:
+            return approval
+        try:
+            async with asyncio.timeout(max(0.0, asked.expires_at - time.time())):
+                answers = await channel.ask({in_client.KEY: put})
+        except (Refused, TimeoutError):
+            return find(self._store, approval.id, brief=True)  # nobody answered there; others may
+        verdict = in_client.said(answers)
+        if verdict is None:
+            body = {"approval": approval.id, "principal": call.principal.key, "why": "unfit"}
+            await self._store.write(lambda tx: tx.append(in_client.UNFIT, call.id, body))
+        elif verdict != "open":
+            login = Login("client", call.id)
+            give = partial(answer, self._store, asked.id, person, approve=verdict == "approve", seen=asked, login=login)
+            with suppress(Conflict):  # somebody else was faster, or it has expired meanwhile
+                await in_thread(give)
+        return find(self._store, approval.id, brief=True)
 
     def _live(self, digest: str) -> Approval | None:
         """The newest question about this digest that still counts: open, approved and unused, or refused recently."""

@@ -93,6 +93,8 @@ def terms(approval: Approval, name: Callable[[str], str] = as_it_is) -> Iterator
     for instead_of, after, who in approval.terms.get("escalate", ()):
         others, first = who.replace("|", " or "), instead_of.replace("|", " or ")
         yield "escalates", f"{after:g} s after it was asked, {others} may answer in place of {first}"
+    if approval.terms.get("in_client"):
+        yield "in client", "the agent's own person may answer where the call was made"
     limits = approval.terms.get("standing")
     if isinstance(limits, dict) and approval.shape is not None:
         yield "may stand", f"for calls like it, {limits['times']} times within {limits['seconds']:g} s at most"
