@@ -30,7 +30,7 @@ def serve(folder: Path, more: str = "", servers: str = "") -> Iterator[gateways.
             f"""version: 1
 gateway: {{listen: "127.0.0.1:0", state: ./state, approval_wait_seconds: 120}}
 people:
-  alice: {{roles: [manager], os_user: {USER}}}
+  alice: {{roles: [manager, admin], os_user: {USER}}}
   bob: {{roles: [manager]}}
   carl: {{roles: []}}
   dora: {{roles: [admin]}}

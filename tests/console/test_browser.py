@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from tests import tooling
+from tests import gateways, tooling
 from tests.console import people
-from tests.console.people import waiting
+from tests.console.people import call, waiting
 from tests.gateways import Served
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>\u202egnp.exe"
+PAGES = ("approvals", "live", "history", "charts", "sessions", "servers", "isolation")
 _VIOLATIONS = "window.violations = []; addEventListener('securitypolicyviolation', e => violations.push(e.blockedURI))"
 
 
@@ -114,15 +115,60 @@ def test_what_is_being_typed_stays_while_the_page_changes(served: Served, screen
                 assert page.locator("article[data-item]").count() == left
 
 
+@pytest.fixture(scope="module")
+def some_call(served: Served) -> str:
+    """A call with much to tell, none of which may make a page wider."""
+    called: str = call(served, "search_docs", {"query": "long" * 500})["facts"]["call_id"]
+    return called
+
+
+def test_every_page_is_reached_by_two_keys(screen: Screen) -> None:
+    page = screen.page
+    screen.open("approvals")
+    for keys, path in (("h", "history"), ("c", "charts"), ("i", "isolation"), ("s", "sessions"), ("s", "servers")):
+        page.keyboard.press("g")
+        with page.expect_navigation():
+            page.keyboard.press(keys)
+        assert page.url.endswith(f"/console/{path}")
+        assert page.locator("nav a[aria-current]").get_attribute("href") == f"/console/{path}"
+    page.keyboard.press("j")
+    with page.expect_navigation():
+        page.keyboard.press("Enter")
+    assert page.url.endswith("/console/servers/helpdesk")
+
+
+def test_a_session_is_watched_and_stopped_by_the_keyboard_alone(served: Served, screen: Screen) -> None:
+    if "open_session" not in gateways.own_tools():
+        pytest.skip("no boxes can be made here")
+    page = screen.page
+    screen.open("sessions")
+    session = call(served, "open_session", {})["structured"]["session"]
+    page.locator(f"a[href='/console/sessions/{session}']").wait_for()  # nothing was loaded again by hand
+    page.keyboard.press("j")
+    with page.expect_navigation():
+        page.keyboard.press("Enter")
+    assert call(served, "execute_python", {"code": "print('from the box')", "session": session})["status"] == "success"
+    page.get_by_text("from the box").wait_for()
+    page.locator("#use svg").first.wait_for()
+    page.locator("#why").focus()
+    page.keyboard.type("seen enough")
+    page.keyboard.press("Tab")
+    with page.expect_navigation():
+        page.keyboard.press("Enter")
+    assert "was stopped" in page.locator(".notice").inner_text()
+    page.locator(f"[data-key='ended'] a[href='/console/sessions/{session}']").wait_for()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1200])
-def test_every_page_fits_and_is_readable(served: Served, screen: Screen, width: int, scheme: str) -> None:
+def test_every_page_fits_and_is_readable(screen: Screen, some_call: str, width: int, scheme: str) -> None:
     page = screen.page
     page.set_viewport_size({"width": width, "height": 740})
     page.emulate_media(color_scheme=scheme)
-    for path in ("approvals", "live", "history", "sessions", "login", "nothing"):
+    for path in (*PAGES, "servers/helpdesk", f"calls/{some_call}", "login", "nothing"):
         screen.open(path)
         assert screen.fits(), path
+        assert page.locator("h1").count() == 1, path
         ground, ink = (
             page.evaluate(f"getComputedStyle(document.body).{name}") for name in ("backgroundColor", "color")
         )
@@ -133,9 +179,11 @@ def light(colour: str) -> int:
     return sum(int(part) for part in colour.partition("(")[2].rstrip(")").split(",")[:3])
 
 
-def test_the_policy_of_pages_was_never_broken(screen: Screen) -> None:
+def test_the_policy_of_pages_was_never_broken(screen: Screen, some_call: str) -> None:
     assert screen.problems == []
+    for path in (*PAGES, f"calls/{some_call}"):
+        screen.open(path)
+        assert screen.page.evaluate("violations") == [], path
     screen.open("approvals")
-    assert screen.page.evaluate("violations") == []
     screen.page.evaluate("document.body.append(Object.assign(document.createElement('script'), {text: '1'}))")
     tooling.wait_until(lambda: len(screen.page.evaluate("violations")) == 1)  # a page that breaks it would be seen

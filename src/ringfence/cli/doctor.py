@@ -14,6 +14,7 @@ import typer
 from ringfence.cli import common, options
 from ringfence.cli.terminal import cut, safe, word
 from ringfence.compose.backends import BACKENDS
+from ringfence.compose.examined import keep
 from ringfence.compose.runs import make_executor
 from ringfence.config.settings import SandboxSettings
 from ringfence.core.errors import Unavailable
@@ -62,6 +63,8 @@ def doctor(
     machine breaks no promise: a case that did not end in time is tried again, alone and with more time. Nothing of
     yours is touched: canaries, listeners and victims are the doctor's own.
 
+    The console shows what a whole test saw last: it is kept in the state folder, if there is one.
+
     Exit code 1 if a promise is broken, 125 if no box can be made here; what is missing is named.
 
     \b
@@ -74,7 +77,8 @@ def doctor(
     if every and backend is not None:
         common.fail("--all and --backend exclude each other", _USAGE)
     cases = _chosen(classes, only or [])
-    wanted = common.own_config(config_path, backend).sandbox
+    settings = common.own_config(config_path, backend)
+    wanted = settings.sandbox
     if session and server:
         common.fail("--session and --server exclude each other", _USAGE)
     left_out = NOT_IN_SESSION if session else placement.NOT_IN_SERVER if server else {}
@@ -82,6 +86,10 @@ def doctor(
     options = Options(chosen, controls=control, given_up=wanted.accept_missing)
     within = InSession if session else placement.InServer if server else None
     reports, missing = common.run(_examine, _named(wanted, every), options, within)
+    if cases == CATALOGUE and control:
+        place = "session" if session else "server" if server else "box"
+        for report in reports:
+            keep(settings.gateway.state, report.as_json(), place)
     if not as_json:
         for report in reports:
             print(text(report))

@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from ringfence import config, identity
 from ringfence.audit.keys import PUBLIC, published
+from ringfence.compose.examined import kept
 from ringfence.compose.gateway import App
 from ringfence.console.app import Console
 from ringfence.console.house import House, ServerDesk
@@ -41,6 +42,10 @@ def make_console(app: App, front: HttpFront) -> Console:
             history=History(app.store.folder, app.store.reader),
             is_ours=front.is_ours,
             sessions=partial(_sessions, app),
+            boxes=lambda: {
+                **app.boxes,
+                "reports": kept((app.config.gateway.state, config.state_folder()), app.config.sandbox.backend),
+            },
             desk=ServerDesk(
                 servers=lambda: app.config.servers,
                 contracts=lambda: app.pipeline.rules.catalog.every(),

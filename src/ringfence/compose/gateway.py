@@ -355,6 +355,18 @@ class App:
                 self._no_boxes = exc.message
                 await self.refresh()
 
+    @property
+    def boxes(self) -> Json:
+        """What makes boxes here, for people."""
+        executor = self._executor
+        backend = None if executor is None else executor.backend
+        return {
+            "backend": self.config.sandbox.backend if backend is None else backend.name,
+            "level": "none" if executor is None else executor.provision.level,
+            "weaker": list(backend.weaker()) if isinstance(backend, WarmableBackend) else [],
+            "missing": self._no_boxes,
+        }
+
     async def end_boxes(self) -> None:
         for executor in self._executors:
             await executor.close()

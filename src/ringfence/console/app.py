@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from ringfence.console import approvals, calls, overview, servers, sessions
+from ringfence.console import approvals, calls, isolation, overview, servers, sessions
 from ringfence.console.house import House
 from ringfence.console.live import Live
 from ringfence.console.logins import LASTS_SECONDS, Logins, Visitor
@@ -36,6 +36,7 @@ _NAV = (
     ("charts", "Charts"),
     ("sessions", "Sessions"),
     ("servers", "Servers"),
+    ("isolation", "Isolation"),
 )
 
 _OF_THE_GATEWAY = ("servers", "isolation")
@@ -96,6 +97,7 @@ _PAGES: tuple[tuple[re.Pattern[str], Page], ...] = (
     (re.compile(r"history"), calls.history),
     (re.compile(rf"calls/{_ID}"), calls.one),
     (re.compile(r"charts"), overview.charts),
+    (re.compile(r"isolation"), isolation.shown),
     (re.compile(r"servers"), servers.every),
     (re.compile(rf"servers/{_ID}"), servers.one),
     (re.compile(r"sessions"), sessions.every),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from ringfence.core.errors import Refused
-from ringfence.core.model import Contract, GuardedText, Person, ServerSpec
+from ringfence.core.model import Contract, GuardedText, Json, Person, ServerSpec
 from ringfence.core.record import dataclass
 from ringfence.governance.pins import DefinitionPins
 from ringfence.identity import TokenCheck
@@ -53,5 +53,7 @@ class House:
     is_ours: Callable[[bytes], bool]
     """Whether an `Origin` is our own address."""
     desk: ServerDesk
+    boxes: Callable[[], Json]
+    """`backend`, `level`, what is `weaker` on this host, why there are none (`missing`), `reports` of the doctor."""
     sessions: Callable[[], AbstractAsyncContextManager[SessionService | None]]
     """The keeper of sessions, for one request; None where there is none, as nobody has a session."""

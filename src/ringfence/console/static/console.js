@@ -134,8 +134,11 @@ document.addEventListener("keydown", (event) => {
     g: () => { going = true; setTimeout(() => { going = false; }, 1500); },
     "/": () => one("[data-search]")?.focus(),
     Enter: () => {
-      if (document.activeElement.matches("[data-item]")) one("a", document.activeElement)?.click();
-      else return false;
+      // A link and what opens by itself need no help.
+      const item = document.activeElement;
+      const link = item.matches("[data-item]:not(a, summary)") ? one("a", item) : null;
+      if (!link) return false;
+      link.click();
     },
   }[event.key];
   if (act && act() !== false) event.preventDefault();
