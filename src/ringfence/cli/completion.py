@@ -79,25 +79,34 @@ def _paths(places: list[CompletionPlace]) -> list[str]:
     return [_quoted(f"{each.words} {verb}".strip()) for each in places for verb in each.verbs]
 
 
-def _bash(places: list[CompletionPlace]) -> str:
-    verbs = "\n".join(f"      {path}) at=$next ;;" for path in _paths(places))
-    words = "\n".join(
-        f"    {_quoted(each.words)})"
-        f" verbs={_quoted(' '.join(each.verbs))}; options={_quoted(' '.join(each.options))} ;;"
-        for each in places
+def _place_reached(
+    places: list[CompletionPlace], walk: tuple[str, str, str], listed: Callable[[dict[str, str]], str]
+) -> str:
+    """What bash and zsh have in common: the words before the cursor lead to a place, which sets `verbs` and `options`.
+    `walk`: the number of the first word, that behind the last, and the word of the number `i`; `listed`: how the shell
+    writes a list."""
+    first, end, word = walk
+    lead = "\n".join(f"      {path}) at=$next ;;" for path in _paths(places))
+    there = "\n".join(
+        f"    {_quoted(each.words)}) verbs={listed(each.verbs)}; options={listed(each.options)} ;;" for each in places
     )
-    return f"""# bash completion for ringfence
-_ringfence() {{
-  local current=${{COMP_WORDS[COMP_CWORD]}} at='' next='' verbs='' options='' i
-  for ((i = 1; i < COMP_CWORD; i++)); do
-    next="${{at:+$at }}${{COMP_WORDS[i]}}"
+    return f"""  for ((i = {first}; i < {end}; i++)); do
+    next="${{at:+$at }}${{{word}}}"
     case $next in
-{verbs}
+{lead}
     esac
   done
   case $at in
-{words}
-  esac
+{there}
+  esac"""
+
+
+def _bash(places: list[CompletionPlace]) -> str:
+    place = _place_reached(places, ("1", "COMP_CWORD", "COMP_WORDS[i]"), lambda entries: _quoted(" ".join(entries)))
+    return f"""# bash completion for ringfence
+_ringfence() {{
+  local current=${{COMP_WORDS[COMP_CWORD]}} at='' next='' verbs='' options='' i
+{place}
   if [[ $current == -* ]]; then
     COMPREPLY=($(compgen -W "$options" -- "$current"))
   elif [[ -n $verbs ]]; then
@@ -112,26 +121,14 @@ complete -o filenames -F _ringfence ringfence
 
 def _zsh(places: list[CompletionPlace]) -> str:
     def listed(entries: dict[str, str]) -> str:
-        return " ".join(_quoted(f"{name}:{text}" if text else name) for name, text in entries.items())
+        return f"({' '.join(_quoted(f'{name}:{text}' if text else name) for name, text in entries.items())})"
 
-    verbs = "\n".join(f"      {path}) at=$next ;;" for path in _paths(places))
-    words = "\n".join(
-        f"    {_quoted(each.words)}) verbs=({listed(each.verbs)}); options=({listed(each.options)}) ;;"
-        for each in places
-    )
+    place = _place_reached(places, ("2", "CURRENT", "words[i]"), listed)
     return f"""#compdef ringfence
 _ringfence() {{
   local at='' next='' i
   local -a verbs options
-  for ((i = 2; i < CURRENT; i++)); do
-    next="${{at:+$at }}${{words[i]}}"
-    case $next in
-{verbs}
-    esac
-  done
-  case $at in
-{words}
-  esac
+{place}
   if [[ $PREFIX == -* ]]; then
     _describe option options
   elif (( $#verbs )); then

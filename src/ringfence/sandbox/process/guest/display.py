@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import sys
 
-from ringfence.sandbox.process.guest import mainfile
+from ringfence.sandbox.process.guest import later, mainfile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -137,6 +137,70 @@ class Figures:
             self._show()
 
         pyplot.show = show
+
+
+class Notebook:
+    """What a session's interpreter and a program that runs once offer alike: `display`, figures, magic commands and the
+    stand-in for IPython. What is shown goes where `_claim` of either puts it."""
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        """`names` are those of the main module."""
+        self._names = names
+        self._figures = Figures(self.show_figures)
+        self._figures.describe = _described_chart
+        self._shell: Any = None
+        """Carries out magic commands, once there was one."""
+        self._stand_in: Any = None
+
+    def display(self, *values: object, raw: bool = False, **how: Any) -> Any:
+        """Show values as results of the running code. `raw`: they are dicts from MIME type to content."""
+        for value in values:
+            found = bundle(value) if raw else forms(value, self._figures)
+            if how.get("include") or how.get("exclude"):
+                found = later.load("notebook").chosen(found, how.get("include"), how.get("exclude"))
+            self._claim(found, main=False)
+        self._was_shown()
+        if how.get("display_id") is not None:
+            return later.load("notebook").handle(how["display_id"], self.display)
+        return None
+
+    def show_figures(self) -> None:
+        for figure in self._figures.take():
+            self._claim(self._figures.forms(figure), main=False)
+            self._was_shown()
+
+    def shell(self) -> Any:
+        if self._shell is None:
+            self._shell = later.load("notebook").Shell(self._names, self.display, self._figures)
+        return self._shell
+
+    def ipython(self) -> Any:
+        if self._stand_in is None:
+            self._stand_in = later.load("notebook").StandIn(self.shell(), self.display)
+        return self._stand_in
+
+    def _claim(self, forms: dict[str, str], *, main: bool) -> None:
+        """Say that this was shown; `main`: as the value of the last expression."""
+        raise NotImplementedError
+
+    def _was_shown(self) -> None:
+        """A moment between pieces of the user's code."""
+
+
+def _described_chart(figure: Any) -> dict[str, str]:
+    found: dict[str, str] = later.load("charts").forms(figure)
+    return found
+
+
+def flush() -> None:
+    """Flush what the user's code has put in the place of the streams; this is a part of its cell."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name, None)
+        try:
+            if stream is not None and not getattr(stream, "closed", False):
+                stream.flush()
+        except Exception:  # noqa: S112 - there is no place left to say so
+            continue
 
 
 # ── Helpers ───────────────────────────────────────────────────────────────────────────────────────

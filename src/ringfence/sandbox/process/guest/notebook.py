@@ -103,7 +103,7 @@ class Shell:
 
     def _output(self, command: str) -> OutputLines:
         subprocess = display.standard("subprocess")
-        _flush()
+        display.flush()
         done = subprocess.run(_shell(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
         self.user_ns["_exit_code"] = done.returncode
         return OutputLines(done.stdout.decode("utf-8", "replace").splitlines())
@@ -384,7 +384,7 @@ def _shell(command: str) -> list[str]:
 def _run(words: list[str], given: bytes | None = None) -> int:
     """Run a command in a process group of its own, which ends with the cell if that is interrupted."""
     subprocess = display.standard("subprocess")
-    _flush()
+    display.flush()
     stdin = None if given is None else subprocess.PIPE
     out, err = (_descriptor(stream, number) for stream, number in ((sys.stdout, 1), (sys.stderr, 2)))
     streams = [subprocess.PIPE if each is None else each for each in (out, err)]
@@ -409,14 +409,6 @@ def _descriptor(stream: Any, number: int) -> int | None:
         return number if stream.fileno() == number else None
     except Exception:  # it has none
         return None
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except Exception:  # noqa: S112 - whatever a cell has put there
-            continue
 
 
 def _expanded(text: str, where: _Where) -> str:

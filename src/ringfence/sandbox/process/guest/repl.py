@@ -97,7 +97,7 @@ class GuestCell:
         self.left_out = 0
 
 
-class Repl:
+class Repl(display.Notebook):
     def __init__(self, channel: socket.socket, depth: int) -> None:
         os.set_inheritable(channel.fileno(), False)
         self._channel: socket.socket | None = channel
@@ -123,15 +123,10 @@ class Repl:
         every = (serve, display.forms, claims.messages)
         files = [function.__code__.co_filename for function in every]
         self._files = frozenset((*files, later.load.__code__.co_filename, *map(later.file_of, later.MODULES)))
-        self._shell: Any = None
-        """Carries out magic commands, once there was one."""
-        self._stand_in: Any = None
         self._streams = Streams()
-        self._figures = display.Figures(self._show_figures)
-        self._figures.describe = described_chart
         later.adopt(display, claims)
         self._file = mainfile.MainFile(self._sources.all, alone=False)
-        self._names: dict[str, Any] = runner.fresh_main("-c").__dict__
+        super().__init__(runner.fresh_main("-c").__dict__)
         self._prepare(depth)
 
     def begin_with(self, names: dict[str, object]) -> None:
@@ -152,7 +147,7 @@ class Repl:
         loaded = {"matplotlib.pyplot": self._figures.adopt, "linecache": self._sources.quote}
         loaded["IPython.core.display_functions"] = self._adopt_display
         mainfile.Loading({**loaded, mainfile.SPAWN: self._file.adopt})
-        sys.meta_path.append(later.LastFinder(self._ipython))
+        sys.meta_path.append(later.LastFinder(self.ipython))
         runner.name_a_parent()
         os.register_at_fork(after_in_child=self._fall_silent)
         # Libraries check whether the handler is the default one, and restore it; so the default one is ours.
@@ -181,7 +176,7 @@ class Repl:
             self._busy = True
             try:
                 self._run(cell)
-                self._show_figures()
+                self.show_figures()
                 cell.ok = True
             except BaseException as exc:  # an error of the cell, whatever it is
                 self._fail(cell, exc)
@@ -219,7 +214,7 @@ class Repl:
         try:
             codes = self._sources.compile(cell.name, cell.source, shown=cell.answer)
             if self._sources.has_magics or b"get_ipython" in cell.source:
-                self._names.setdefault("get_ipython", self._notebook().get_ipython)
+                self._names.setdefault("get_ipython", self.shell().get_ipython)
             self._look_for_interrupt()
             if any(code.co_flags & _COROUTINE for code in codes):
                 value = self._wait_for(self._run_in_loop(codes))
@@ -234,7 +229,7 @@ class Repl:
                 self._leave(sys.exc_info()[1], cell)
             if self._shell is not None:
                 self._shell.finish()
-            flush_what_is_there()
+            display.flush()
         if value is not None:
             self._answer(value)
 
@@ -280,28 +275,9 @@ class Repl:
 
     # ── Claims ──
 
-    def display(self, *values: object, raw: bool = False, **how: Any) -> Any:
-        """Show values as results of the running cell. `raw`: they are dicts from MIME type to content."""
-        for value in values:
-            forms = display.bundle(value) if raw else display.forms(value, self._figures)
-            if how.get("include") or how.get("exclude"):
-                forms = later.load("notebook").chosen(forms, how.get("include"), how.get("exclude"))
-            self._claim(forms, main=False)
+    def _was_shown(self) -> None:
         if _thread.get_ident() == self._main:
             self._look_for_interrupt()
-        if how.get("display_id") is not None:
-            return later.load("notebook").handle(how["display_id"], self.display)
-        return None
-
-    def _notebook(self) -> Any:
-        if self._shell is None:
-            self._shell = later.load("notebook").Shell(self._names, self.display, self._figures)
-        return self._shell
-
-    def _ipython(self) -> Any:
-        if self._stand_in is None:
-            self._stand_in = later.load("notebook").StandIn(self._notebook(), self.display)
-        return self._stand_in
 
     def _adopt_display(self, functions: Any) -> None:
         """An IPython that is installed shows values as we do."""
@@ -312,11 +288,6 @@ class Repl:
             self._names["_"] = self._last = value
         self._look_for_interrupt()
         self._claim(display.forms(value, self._figures), main=True)
-
-    def _show_figures(self) -> None:
-        for figure in self._figures.take():
-            self._claim(self._figures.forms(figure), main=False)
-            self._look_for_interrupt()
 
     def _claim(self, forms: dict[str, str], *, main: bool) -> None:
         if getpid() != self._pid:
@@ -353,7 +324,7 @@ class Repl:
             self._say(list(claims.messages(f'{{"t":"error","id":{cell.id}', error)), hold=True)
         self._busy = True
         try:
-            self._show_figures()
+            self.show_figures()
         except BaseException:  # one error is enough
             return
 
@@ -388,7 +359,7 @@ class Repl:
                 exc.__traceback__ = claims.within(exc.__traceback__, cell.name, self._files)
                 sys.excepthook(type(exc), exc, exc.__traceback__)
             atexit._run_exitfuncs()
-            flush_what_is_there()
+            display.flush()
             runner.write_out_c(None)
         finally:
             _exit(status)
@@ -520,11 +491,6 @@ class Sources:
             self._linecache.cache[name] = (len(source), None, [f"{line}\n" for line in text.split("\n")], name)
         except Exception:  # whatever a cell has made of it
             self._linecache = None
-
-
-def described_chart(figure: Any) -> dict[str, str]:
-    found: dict[str, str] = later.load("charts").forms(figure)
-    return found
 
 
 class TasksBetweenCells:
@@ -713,17 +679,6 @@ def look_again() -> None:
     for path, finder in list(sys.path_importer_cache.items()):
         if finder is None and access(path, os.R_OK | os.X_OK):
             sys.path_importer_cache.pop(path, None)
-
-
-def flush_what_is_there() -> None:
-    """Flush what the user's code has put in the place of the streams; this is a part of its cell."""
-    for name in _STREAM_NAMES:
-        stream = getattr(sys, name, None)
-        try:
-            if stream is not None and not getattr(stream, "closed", False):
-                stream.flush()
-        except Exception:  # noqa: S112 - there is no place left to say so
-            continue
 
 
 def close_all(descriptors: list[int]) -> None:
