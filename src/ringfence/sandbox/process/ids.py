@@ -22,7 +22,6 @@ import hashlib
 import os
 import pwd
 import secrets
-import shutil
 import stat
 import struct
 import subprocess
@@ -274,10 +273,16 @@ def found_subids() -> tuple[tuple[range, ...], tuple[range, ...]]:
 @cache
 def helper(what: str) -> str:
     """The program that maps ids of this kind. Raises Unavailable."""
-    path = shutil.which(HELPERS[what], path=_PLACES)
+    path = _program(HELPERS[what])
     if path is None:
         raise Unavailable("uids", f"{HELPERS[what]} is not installed (the package is called uidmap or shadow-utils)")
     return path
+
+
+def _program(name: str) -> str | None:
+    """Where a program of the system is. Not `shutil.which`: a short run would import nothing else of that module."""
+    places = (f"{folder}/{name}" for folder in _PLACES.split(":"))
+    return next((place for place in places if os.access(place, os.X_OK)), None)
 
 
 def closed_to_others(baseline: Baseline) -> str | None:
@@ -328,7 +333,7 @@ def _remedy() -> str:
 @cache
 def _ranges(what: str, user: int) -> tuple[range, ...]:
     """From `getsubids` where it is installed, which asks what the helpers ask; else from the files."""
-    asks = shutil.which("getsubids", path=_PLACES)
+    asks = _program("getsubids")
     if asks is not None:
         command = [asks, *(["-g"] if what == "group" else []), _user()]
         try:
