@@ -518,6 +518,13 @@ def read_policy(draft: Draft) -> _Policy:
                 draft.problem((*where, "files", index), f"{file} {problem.text}")
         else:
             draft.elsewhere.extend(problems)
+    if shape.organisation is not None:
+        path = paths.resolve(shape.organisation, draft.base)
+        files.append(path)
+        _take_organisation(found, draft, path, (*where, "organisation"))
+    if paths.is_organised():
+        files.append(paths.ORGANISATION)
+        _take_organisation(found, draft, paths.ORGANISATION, None)
     settings = PolicySettings(shape.preset, shape.default, files=tuple(files), label_seconds=shape.label_seconds)
     return _read(found, settings)
 
@@ -585,6 +592,42 @@ def _take_file(found: _Rules, at: YamlSource) -> None:
         found.cases += [(at, ("cases", index)) for index in range(len(whole.shape.cases or ()))]
     elif not at.problems:
         at.problems.append(at.problem((), "a policy file is a mapping with rules: at its top"))
+    found.sources.append(at)
+
+
+def _take_organisation(found: _Rules, draft: Draft, path: Path, named: Where | None) -> None:
+    """The rules of an organisation, which only restrict. One that cannot be read is a problem, never nothing."""
+    text, problems = yaml.read_file(path, str(path))
+    if text is None:
+        if named is not None and all(problem.line == 1 and problem.column == 1 for problem in problems):
+            for problem in problems:
+                draft.problem(named, f"{path} {problem.text}")
+        else:
+            draft.elsewhere.extend(problems)
+        return
+    at = yaml.parse(text, str(path))
+    if not isinstance(at.value, dict):
+        at.problems.append(at.problem((), "an organisation's policy is a mapping with rules: or preset: at its top"))
+        found.sources.append(at)
+        return
+    top = shaped(schema.OrganisationTop, at, ())
+    count = len(top.shape.rules or ())
+    before = len(found.rules)
+    _take(found, at, ("rules",), count)
+    ours = found.rules[before:]
+    for index, rule in enumerate(ours):
+        if rule.action is Action.ALLOW:
+            text = "an organisation's rules only restrict: teams allow, each what it needs"
+            at.problems.append(at.problem(("rules", index, "action"), text))
+        elif rule.approval not in (None, "always"):
+            text = "an organisation's rule asks by `always`: what another name means, each team says itself"
+            at.problems.append(at.problem(("rules", index, "approval"), text))
+    found.rules[before:] = [replace(rule, only_restricts=True) for rule in ours]
+    if top.shape.preset is not None:
+        known = {rule.id for rule in found.rules}
+        found.rules += [rule for rule in policy.floor(top.shape.preset) if rule.id not in known]
+    if top.shape.default == "deny" and draft.policy.shape.default != "deny":
+        draft.problem((*draft.policy.where, "default"), f"{path} says default: deny, which no team loosens")
     found.sources.append(at)
 
 

@@ -19,6 +19,20 @@ CONFIG_NAME = "ringfence.yaml"
 TRACES_PATH = "/v1/traces"
 """Where a collector takes traces, by OpenTelemetry's convention."""
 
+ORGANISATION = Path("/etc/ringfence/organisation.yaml")
+"""The policy of whoever runs this machine, for every configuration on it, whoever wrote that."""
+
+
+def is_organised() -> bool:
+    """Whether there is one. Where that cannot be known there is, and reading it says why it cannot be read."""
+    try:
+        ORGANISATION.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
+
 
 def default_paths() -> tuple[Path, ...]:
     """Where the configuration is looked for when none is named; the first that exists is taken. Raises ConfigError."""

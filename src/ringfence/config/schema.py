@@ -448,7 +448,14 @@ class PolicySection(Shape):
     label_seconds: Annotated[float, Field(gt=0, le=31_536_000)] = WINDOW_SECONDS
     rules: list[Any] | None = []
     files: list[Text] = []
+    organisation: Text | None = None
     cases: list[Any] | None = []
+
+
+class OrganisationTop(Shape):
+    preset: Annotated[str, AfterValidator(validators.preset)] | None = None
+    default: Literal["deny"] | None = None
+    rules: list[Any] | None = []
 
 
 class PolicyFileTop(Shape):

@@ -463,6 +463,8 @@ class Rule:
     enabled: bool = True
     mode: Literal["enforce", "shadow"] = "enforce"
     """In shadow mode it decides nothing; what it would have done is told."""
+    only_restricts: bool = False
+    """An organisation's rule: whatever it does, it never allows what no rule of the team does."""
     taint_labels: tuple[str, ...] = ()
     """It matches where any of these is in force."""
     conditions: Mapping[str, Any] = field(default_factory=dict)

@@ -761,7 +761,9 @@ class Policy:
         actions = {rule.action for rule in matched}
         asks = tuple(dict.fromkeys(rule.approval or "always" for rule in matched if rule.action is Action.ASK))
         # What a rule demands holds in whatever form it matched; it allows only what it matches as it was sent.
-        allows = any(rule.id not in forms or rule.action is Action.ASK for rule in matched)
+        allows = any(
+            not rule.only_restricts and (rule.id not in forms or rule.action is Action.ASK) for rule in matched
+        )
         by_default = not allows and self._default == "allow_read" and mode is Mode.READ
         allowed = not errors and Action.DENY not in actions and (allows or by_default)
         return Decision(
@@ -822,8 +824,20 @@ def looks_within(condition: str) -> bool:
     return _FIELDS.search(condition) is not None
 
 
+def floor(preset: str) -> tuple[Rule, ...]:
+    """What a preset restricts, as rules of an organisation."""
+    restricting = (Action.DENY, Action.ASK, Action.SANDBOX)
+    return tuple(
+        replace(rule, id=f"organisation:{rule.id}", only_restricts=True)
+        for rule in PRESETS[preset]
+        if rule.action in restricting
+    )
+
+
 def _does(rule: Rule, *, as_sent: bool) -> set[str]:
     """What a rule that matches does to a decision."""
+    if rule.only_restricts:
+        return _does(replace(rule, only_restricts=False), as_sent=as_sent) - {"allow"}
     if rule.action in (Action.DENY, Action.ASK, Action.ALLOW):
         return {"ask", "allow"} if rule.action is Action.ASK else {str(rule.action)}
     own = {"sandbox"} if rule.action is Action.SANDBOX else set()
