@@ -220,7 +220,8 @@ async def _http(
     assert front is not None
     apart, only = app.directory.tells_apart, at.trusted_proxy
     metrics = MetricsPage(app.metrics_text, CONTENT_TYPE.encode(), _is_operator(by_account))
-    serves = GatewayApp(front, lambda: _published(app), metrics, make_console(app, front))
+    console = make_console(app, front)
+    serves = GatewayApp(front, lambda: _published(app), metrics, console)
     # Agents and people of other accounts show tokens.
     listener = Listener(serves, tokens=apart or bool(app.config.people), only=only, tls=tls)
     # Everything loaded by now stays: the garbage collector need not look at it again every few calls.
@@ -233,6 +234,7 @@ async def _http(
         try:
             await listener.run_on([listening])
         finally:
+            console.close()
             with anyio.CancelScope(shield=True):
                 await front.sessions.close()
             group.cancel_scope.cancel()

@@ -6,29 +6,32 @@ login that no other page knows.
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
-from urllib.parse import parse_qsl
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from ringfence.console import approvals, calls, isolation, overview, servers, sessions
+from ringfence.console import approvals, calls, forms, isolation, overview, servers, sessions
 from ringfence.console.house import House
 from ringfence.console.live import Live
 from ringfence.console.logins import LASTS_SECONDS, Logins, Visitor
 from ringfence.console.page import HEADERS, page, static
 from ringfence.core.errors import RingfenceError
 from ringfence.core.model import ADMIN, GuardedText, Json, Person
+from ringfence.core.quoting import quoted
 from ringfence.core.record import dataclass
 from ringfence.governance.approvals import MOST_REASON
 from ringfence.identity import NotAdmitted
 from ringfence.identity.peers import PEER
 
-_MOST_BODY = 65_536
+log = logging.getLogger("ringfence.console")
+
 _NAV = (
     ("approvals", "Approvals"),
     ("live", "Live"),
@@ -120,26 +123,31 @@ class Console:
         self._logins = Logins(house)
         self._live = Live(house.store.reader)
 
+    def close(self) -> None:
+        """Let go of all open pages, before the store is closed."""
+        self._live.close()
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         path = scope["path"].removeprefix("/console").strip("/")
         found = self._logins.find(request.cookies.get(_cookie(scope)), scope.get(PEER))
-        if path == "events" and found is not None and request.method == "GET" and not self._live.full:
-            visitor = found[0]
-
-            def waiting() -> int | None:
-                still = self._logins.still(visitor)
-                return None if still is None else approvals.count(self._house, still)
-
-            await self._live.stream(receive, send, waiting)
+        if path == "events" and found is not None and request.method == "GET":
+            still, count = partial(self._logins.still, found[0]), partial(approvals.count, self._house)
+            await self._live.stream(receive, send, still, count)
             return
         try:
             answer = await self._answer(request, path, found)
         except ClientDisconnect:
             return
+        except forms.FormRefused as exc:
+            self._house.refused(exc.reason, scope.get(PEER))
+            answer = Response(str(exc), exc.status, {**HEADERS, "connection": "close"}, "text/plain")
         except RingfenceError as exc:
-            values: Json = {"title": "That did not work", "text": str(exc)}
-            answer = self._error(found, values, 500)
+            answer = self._error(found, {"title": "That did not work", "text": str(exc)}, 500)
+        except Exception:  # the edge: a fault of ours in one page, which its reader is told of, and the operator
+            log.exception("the page %s could not be made", quoted(path))
+            text = "A fault of the gateway's own. Its log says more."
+            answer = self._error(found, {"title": "That did not work", "text": text}, 500)
         await answer(scope, receive, send)
 
     async def _answer(self, request: Request, path: str, found: tuple[Visitor, Person] | None) -> Response:
@@ -158,16 +166,13 @@ class Console:
             return RedirectResponse("/console/login", 303, HEADERS)
         if path == "":
             return RedirectResponse("/console/approvals", 303, HEADERS)
-        given = dict(parse_qsl(request.url.query, keep_blank_values=True, max_num_fields=30))
-        return await self._served(_PAGES, Visit(self._house, request, *found, given), path)
+        return await self._served(_PAGES, Visit(self._house, request, *found, forms.fields(request.url.query)), path)
 
     async def _form(self, request: Request, path: str, found: tuple[Visitor, Person] | None) -> Response:
         origin = request.headers.get("origin", "").encode("latin-1")
         if not origin or not self._house.is_ours(origin):
             return self._refused(request, found, "this form was not sent by a page of this console")
-        form = await _read(request)
-        if form is None:
-            return Response("the form is too large", 413, HEADERS, "text/plain")
+        form = await forms.read(request)
         if path == "login":
             return await self._log_in(request, form)
         if found is None:
@@ -225,13 +230,3 @@ def _cookie(scope: Scope) -> str:
     """Cookies are for all ports of a host; gateways on several have one each."""
     server = scope.get("server")
     return f"ringfence_{server[1] if server else ''}"
-
-
-async def _read(request: Request) -> dict[str, str] | None:
-    """The fields of a form; None where it is too large."""
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > _MOST_BODY:
-            return None
-    return dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=30))

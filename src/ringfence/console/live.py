@@ -9,11 +9,18 @@ from collections.abc import Callable
 from starlette.types import Receive, Send
 
 from ringfence.console.page import HEADERS
+from ringfence.core.errors import StoreError
+from ringfence.core.model import Person
 from ringfence.store import Reader
 
 LOOK_SECONDS = 0.25
 _PING_SECONDS = 15.0
 MOST_STREAMS = 100
+_AGAIN_MS = 2_000
+"""When a page whose stream ended has another."""
+_NOW_AND_THEN_MS = 10_000
+"""The same, where there are too many: such a page is told each time that something changed, and looks."""
+_OVER = b"event: over\ndata: {}\n\n"
 
 
 class Live:
@@ -21,46 +28,69 @@ class Live:
 
     def __init__(self, reader: Callable[[], Reader]) -> None:
         self._reader = reader
-        self._open = 0
+        self._open: set[asyncio.Future[None]] = set()
+        """For each stream, what ends it."""
 
-    @property
-    def full(self) -> bool:
-        return self._open >= MOST_STREAMS
+    def close(self) -> None:
+        """End all of them, before the store is closed. Pages have another once a gateway is there again."""
+        for left in self._open:
+            left.cancel()
 
-    async def stream(self, receive: Receive, send: Send, waiting: Callable[[], int | None]) -> None:
-        """Serve one page until it is left. `waiting` counts what waits for its person; None: it is over."""
-        self._open += 1
+    async def stream(
+        self, receive: Receive, send: Send, still: Callable[[], Person | None], count: Callable[[Person], int]
+    ) -> None:
+        """Serve one page until it is left. `still`: its person, None once they are logged out; `count`: how many
+        questions wait for them."""
         fields = {**HEADERS, "content-type": "text/event-stream", "x-accel-buffering": "no"}
         head = [(name.encode(), value.encode()) for name, value in fields.items()]
+        once = len(self._open) >= MOST_STREAMS
+        left = asyncio.ensure_future(_left(receive))
+        self._open.add(left)
+        last = b""
         try:
             await send({"type": "http.response.start", "status": 200, "headers": head})
-            left = asyncio.ensure_future(_left(receive))
-            try:
-                await self._tell(left, send, waiting)
-            finally:
-                left.cancel()
+            await _more(send, f"retry: {_NOW_AND_THEN_MS if once else _AGAIN_MS}\n\n".encode())
+            last = await self._tell(left, send, still, count, once)
+        except StoreError:
+            # Whatever is called now fails of the same and says so; the page asks again for its stream.
+            pass
         finally:
-            self._open -= 1
+            self._open.discard(left)
+            left.cancel()
+        await send({"type": "http.response.body", "body": last, "more_body": False})
 
-    async def _tell(self, left: asyncio.Future[None], send: Send, waiting: Callable[[], int | None]) -> None:
+    async def _tell(
+        self,
+        left: asyncio.Future[None],
+        send: Send,
+        still: Callable[[], Person | None],
+        count: Callable[[Person], int],
+        once: bool,
+    ) -> bytes:
         loop = asyncio.get_running_loop()
         version: int | None = None
         told = loop.time()
         while not left.done():
             now = self._reader().version()
-            if (count := waiting()) is None:
-                await send({"type": "http.response.body", "body": b"event: over\ndata: {}\n\n", "more_body": False})
-                return
+            if (person := still()) is None:
+                return _OVER
             body = b""
             if now != version:
                 version = now
-                body = f"event: change\ndata: {json.dumps({'waiting': count})}\n\n".encode()
+                body = f"event: change\ndata: {json.dumps({'waiting': count(person)})}\n\n".encode()
             elif loop.time() - told > _PING_SECONDS:
                 body = b": ping\n\n"
+            if once:
+                return body
             if body:
                 told = loop.time()
-                await send({"type": "http.response.body", "body": body, "more_body": True})
+                await _more(send, body)
             await asyncio.wait((left,), timeout=LOOK_SECONDS)
+        return b""
+
+
+async def _more(send: Send, body: bytes) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": True})
 
 
 async def _left(receive: Receive) -> None:

@@ -41,6 +41,7 @@ async function refresh() {
   coming = true;
   try {
     const answer = await fetch(location.href, { headers: { accept: "text/html" }, redirect: "manual" });
+    if (answer.type === "opaqueredirect") location.assign("/console/login");
     if (!answer.ok) return;
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
     for (const place of all("[data-swap]")) {
@@ -86,6 +87,13 @@ function listen() {
     if (one("[data-swap]")) refresh();
   });
   source.addEventListener("over", () => { source.close(); location.assign("/console/login"); });
+  // A browser asks again by itself, but not where the answer was no stream.
+  source.addEventListener("error", () => {
+    if (source?.readyState !== EventSource.CLOSED) return;
+    source = null;
+    refresh();
+    setTimeout(() => { if (!document.hidden) listen(); }, 10_000);
+  });
 }
 function stop() { source?.close(); source = null; }
 document.addEventListener("visibilitychange", () => (document.hidden ? stop() : listen()));

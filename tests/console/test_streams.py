@@ -1,0 +1,89 @@
+"""Streams of open pages, and what a browser may send: how much, how long, and what becomes of both at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from starlette.requests import Request
+
+from ringfence.console import forms
+from ringfence.console.live import MOST_STREAMS
+from tests import tooling
+from tests.console import people
+from tests.console.people import Browser, token, visitor
+
+
+@contextmanager
+def page_open(browser: Browser) -> Iterator[socket.socket]:
+    """The stream of a page, after its first event."""
+    place = urlsplit(browser.url)
+    with socket.create_connection((place.hostname or "", place.port or 0), tooling.PATIENCE) as stream:
+        cookie = "; ".join(f"{name}={value}" for name, value in browser.cookies.items())
+        stream.sendall(f"GET /console/events HTTP/1.1\r\nhost: {place.netloc}\r\ncookie: {cookie}\r\n\r\n".encode())
+        told = b""
+        while b"event: change" not in told:
+            told += (piece := stream.recv(4096))
+            assert piece, told
+        yield stream
+
+
+def rest(stream: socket.socket) -> bytes:
+    """Everything until the stream ends."""
+    pieces = []
+    while piece := stream.recv(4096):
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def test_a_gateway_ends_quietly_under_open_pages(tmp_path: Path) -> None:
+    with people.serve(tmp_path) as served, ExitStack() as open_pages:
+        bob = visitor(served, token(served, "person", "bob")["token"])
+        streams = [open_pages.enter_context(page_open(bob)) for _ in range(5)]
+        os.kill(served.pid, signal.SIGTERM)
+        for stream in streams:
+            assert rest(stream).endswith(b"0\r\n\r\n"), "it ends as a whole answer, after which a browser asks again"
+        served.started.process.wait(tooling.PATIENCE)
+        assert "Traceback" not in served.started.output()
+
+
+def test_a_page_too_many_is_told_to_look_now_and_then(tmp_path: Path) -> None:
+    with people.serve(tmp_path) as served, ExitStack() as open_pages:
+        bob = visitor(served, token(served, "person", "bob")["token"])
+        for _ in range(MOST_STREAMS):
+            open_pages.enter_context(page_open(bob))
+        answer = bob.get("/console/events")
+        assert answer.status == 200 and answer.headers["content-type"] == "text/event-stream"
+        assert "event: change" in answer.text and "retry: 10000" in answer.text
+
+
+def test_too_many_fields_are_refused_and_counted(tmp_path: Path) -> None:
+    with people.serve(tmp_path) as served:
+        many = {f"field{number}": "" for number in range(40)}
+        answer = Browser(served.url).send("/console/login", many)
+        assert answer.status == 400 and "more than 30 fields" in answer.text
+        assert Browser(served.url).send("/console/login", {"credential": "x" * 70_000}).status == 413
+        bob = visitor(served, token(served, "person", "bob")["token"])
+        assert bob.get("/console/history?" + "&".join(many)).status == 400
+        assert "Traceback" not in served.started.output()
+
+
+def test_a_form_that_never_arrives_is_not_waited_for() -> None:
+    async def receive() -> dict[str, object]:
+        if parts:
+            return {"type": "http.request", "body": parts.pop(), "more_body": True}
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    parts = [b"c"]
+    request = Request({"type": "http", "method": "POST", "path": "/", "headers": []}, receive)
+    with pytest.raises(forms.FormRefused) as refused:
+        asyncio.run(forms.read(request, 0.01))
+    assert (refused.value.status, refused.value.reason) == (408, "too_slow")
