@@ -35,7 +35,7 @@ CONFIG = """version: 1
 gateway: {{state: ./state}}
 servers: {{hostile: {{command: {command}, pins: first_use}}}}
 capabilities:
-  echo: {{mode: read, record: full, redact: ["hunter[0-9]"]}}
+  echo: {{mode: read, log: {{arguments: redacted, result: redacted}}, redact: ["hunter[0-9]"]}}
   rug: {{mode: read}}
   error: {{mode: write}}
   forbidden: {{mode: read, tool: echo}}
@@ -170,10 +170,10 @@ def test_an_id_must_mean_one_call(log: Log) -> None:
     assert unknown.stderr == "there is no call call_zzz on record; see: ringfence audit list\n"
 
 
-def test_replay_says_that_it_is_not_there(log: Log) -> None:
-    shown = log.audit("replay", "last")
+def test_a_call_of_a_server_is_not_replayed(log: Log) -> None:
+    shown = log.audit("replay", "call_aaa1")
     assert shown.returncode == 2
-    assert "not built in this version; nothing was run" in shown.stderr
+    assert "a server carried it out, and may do so again" in shown.stderr
 
 
 def test_a_call_under_way_is_listed(tmp_path: Path) -> None:

@@ -174,16 +174,29 @@ def explain_(
         print(safe(text, lines=True))
 
 
-@audit.command(hidden=True)
+@audit.command(short_help="Run a recorded program again, and tell what differs.")
 def replay(
-    identifier: str = IdArgument, config_path: Path | None = common.ConfigOption, demo: bool = common.DemoOption
+    identifier: str = IdArgument,
+    config_path: Path | None = common.ConfigOption,
+    demo: bool = common.DemoOption,
+    as_json: options.PrintJson = False,
 ) -> None:
-    """Not built in this version: it would make a recorded call again under the current rules.
+    """Run a recorded program again in a fresh box, and tell what differs and of which kind.
+
+    Kinds: output, clock, randomness, network, files, environment. What a program was is kept where its capability says
+    `record: full`. It runs without a network and secrets, and reads its mounts only. Exits with 1 where it differs.
 
     \b
-    ringfence audit explain last        says what happened
+    ringfence audit replay last
     """
-    common.fail("audit replay is not built in this version; nothing was run. See: ringfence audit explain ID", 2)
+    from ringfence.cli.replay import replay_call  # noqa: PLC0415 - to read the log takes no boxes
+
+    settings = common.demo_config() if demo else common.load(config_path)
+    with _log(config_path, demo) as reader:
+        call_id = _find(reader, identifier)
+        records = list(reader.records(call_id=call_id))
+        kept, right = reader.kept(call_id, "run")
+    replay_call(settings, (call_id, [record.body for record in records]), (kept, right), as_json=as_json)
 
 
 # ── Evidence ──────────────────────────────────────────────────────────────────────────────────────

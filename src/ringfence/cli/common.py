@@ -126,7 +126,7 @@ def local_agent(settings: Config, named: str | None) -> str | None:
 def reading(folder: Path) -> Iterator[Reader]:
     """A state folder, opened read-only."""
     try:
-        reader = Reader.open(folder)
+        reader = Reader.open(folder, config.key_folder())
     except RingfenceError as exc:
         fail(str(exc), 1)
     try:

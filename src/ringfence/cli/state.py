@@ -151,7 +151,7 @@ def _outside(folder: Path, named: Path | None) -> Iterator[StatePlace]:
     """What lies elsewhere."""
     for path in _configurations(named):
         yield StatePlace("configuration", path, "servers, contracts, policy and settings", "stays: it is yours")
-    purpose = "the key that signs the log, its public half, and the token of local clients"
+    purpose = "the keys that sign the log and seal payloads, and the token of local clients"
     keys = config.key_folder()
     yield StatePlace("keys", keys, purpose, "stays: nothing could be signed or verified without it")
     if (keys / SIGNER).is_dir():

@@ -319,7 +319,14 @@ class Runs:
         return f"what comes out of a box could replace {what}; name another folder that holds nothing of the kind"
 
     async def call(
-        self, tool: str, arguments: Json, attached: Attached, *, origin: Origin, channel: Channel | None = None
+        self,
+        tool: str,
+        arguments: Json,
+        attached: Attached,
+        *,
+        origin: Origin,
+        channel: Channel | None = None,
+        parent: str | None = None,
     ) -> Outcome:
         """One of our own tools, in its wide form. A refusal is an outcome too."""
         if tool not in self._names and tool in toolkit.KIT:  # those of sessions are made ready when one is wanted
@@ -331,6 +338,7 @@ class Runs:
             arguments=arguments,
             origin=origin,
             attached=attached,
+            parent=parent,
         )
         return await self.pipeline.handle(call, channel or UNATTENDED)
 

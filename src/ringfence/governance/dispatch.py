@@ -136,6 +136,10 @@ class Dispatcher:
             raise Unavailable("no_secret", f"{contract.name} needs a secret, and there are none here")
         return self.targets.router()
 
+    def environment(self, call: Call, contract: Contract) -> Json:
+        """What a box of ours has around its program. Raises Unavailable."""
+        return self._require_executor(contract).environment(call, contract)
+
     def _require_executor(self, contract: Contract) -> Executor:
         if self.executor is None:
             raise Unavailable(

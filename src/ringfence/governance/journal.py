@@ -361,6 +361,7 @@ def finished(state: CallState, outcome: Outcome, facts: Json) -> Json:
         "replayed_from": state.replayed_from,
         "attempts": state.attempts,
         **({"secrets": dict(state.secrets)} if state.secrets else {}),
+        **({"run": _kept(state, "run")} if "run" in state.kept else {}),
     }
     recorded = disclosure.for_record(facts, state.salt)
     if SHARED not in about:  # it got nowhere, so it is short, and said in full

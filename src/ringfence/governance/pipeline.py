@@ -58,6 +58,7 @@ from ringfence.sandbox.tools import resources
 from ringfence.sandbox.tools.results import explain
 from ringfence.sandbox.tools.toolkit import KIT, SERVER, carried_code, forks, needs_session
 from ringfence.store import Approval, Store, Transaction, Unproven
+from ringfence.store.rows import Part
 
 if TYPE_CHECKING:
     from ringfence.telemetry.watch import CallWatcher
@@ -519,7 +520,7 @@ class Pipeline:
             payload = self._payload_to_keep(contract, journal.as_sent(state.call), contract.log.arguments)
             if payload is not None:
                 state.kept["arguments"] = canonical.salted_bytes(payload, state.salt)
-                tx.put_payload(state.call.id, "arguments", state.salt, payload)
+                tx.put_payload(state.call.id, "arguments", state.salt, self._at_rest(state, "arguments", payload))
             return tx.append("started", state.call.id, journal.started(state), salt=state.salt), approval
 
         def on_written(done: tuple[Receipt, Approval | None]) -> None:
@@ -777,6 +778,8 @@ class Pipeline:
         if outcome.result is not None and state.dispatched and state.is_own:
             explain(outcome.result, call_facts)
 
+        run = self._run_to_keep(state)
+
         def work(tx: Transaction) -> Receipt:
             contract = state.contract
             if contract is not None and outcome.result is not None:
@@ -787,7 +790,10 @@ class Pipeline:
                     kept = None
                 if kept is not None:
                     state.kept["result"] = canonical.salted_bytes(kept, state.salt)
-                    tx.put_payload(state.call.id, "result", state.salt, kept)
+                    tx.put_payload(state.call.id, "result", state.salt, self._at_rest(state, "result", kept))
+            if run is not None:
+                state.kept["run"] = canonical.salted_bytes(run, state.salt)
+                tx.put_payload(state.call.id, "run", state.salt, self._at_rest(state, "run", run))
             if state.flow is not None and (state.dispatched or state.replayed_from is not None):
                 flow.close(tx, state.flow, state.call, outcome)
             if key is not None:
@@ -824,6 +830,26 @@ class Pipeline:
         came back."""
         with aio.shield():
             return await self._close(state.bare(), _internal(state))
+
+    def _run_to_keep(self, state: CallState) -> bytes | None:
+        """What it takes to run it again, where the contract wants that kept."""
+        contract = state.contract
+        if contract is None or contract.record != "full" or state.ran is None:
+            return None
+        from ringfence.governance.remembered import run_to_keep  # noqa: PLC0415 - few contracts keep anything in full
+
+        try:
+            _, removed = self._guard.redact_with_counts(contract, state.call.arguments)
+            run = run_to_keep(state, removed, self._dispatcher.environment(state.call, contract))
+        except Refused as exc:
+            log.warning("call %s cannot be replayed: %s", state.call.id, exc.message)
+            return None
+        return None if run is None else canonical.dumps(run)
+
+    def _at_rest(self, state: CallState, part: Part, payload: bytes) -> bytes:
+        """What is kept in full is sealed; what is kept for reading, redacted, is not."""
+        full = state.contract is not None and state.contract.record == "full"
+        return self._store.seal(state.call.id, part, payload) if full else payload
 
     def _payload_to_keep(self, contract: Contract, value: Json, level: str) -> bytes | None:
         """The text of a payload that the contract lets us keep, redacted; it lies apart from the chain."""

@@ -84,8 +84,10 @@ class RecordFilter(TypedDict, total=False):
 class Reader:
     """What is in the store, as of each call."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, keys: Path | None = None) -> None:
+        """`keys` is the folder with the key of what is sealed; without it that cannot be read."""
         self.folder = folder
+        self._keys = keys
         self._connection = connect(folder, read_only=True)
         # A tampered text must come out as something that does not verify, not as an exception.
         self._connection.text_factory = lambda data: data.decode("utf-8", "replace")
@@ -94,11 +96,11 @@ class Reader:
         self._close = weakref.finalize(self, self._connection.close)
 
     @classmethod
-    def open(cls, folder: Path) -> Reader:
+    def open(cls, folder: Path, keys: Path | None = None) -> Reader:
         """Read a state folder without taking part in it: no chain, no lock, no key. Raises StoreError."""
         if not (folder / DATABASE).is_file():
             raise StoreError(f"there is no database in {folder}")
-        reader = cls(folder)
+        reader = cls(folder, keys)
         check_version(reader._connection, folder / DATABASE)
         return reader
 
@@ -428,8 +430,23 @@ class Reader:
         return int(count), float(newest)
 
     def payload(self, call_id: str, part: Part) -> Payload | None:
+        """What is kept, opened where it was sealed. Raises StoreError where the key is missing."""
         rows = self._all("SELECT salt, body FROM payloads WHERE call_id = ? AND part = ?", [call_id, part])
-        return Payload(*rows[0]) if rows else None
+        if not rows:
+            return None
+        salt, body = rows[0]
+        return Payload(salt, self._opened(call_id, part, body))
+
+    def _opened(self, call_id: str, part: Part, body: Any) -> Any:
+        """What does not open stays as it is, and is not what was recorded."""
+        from ringfence.store.sealing import Sealing, is_sealed  # noqa: PLC0415 - few payloads are read
+
+        if not isinstance(body, bytes) or not is_sealed(body):
+            return body
+        if self._keys is None:
+            raise StoreError(f"what is kept of call {call_id} is sealed, and this process has not its key")
+        found = Sealing(self._keys, make=False).open(call_id, part, body)
+        return body if found is None else found
 
     def faults(self, limit: int) -> list[str]:
         """What is wrong with the database itself: other definitions than ours, or indexes unlike their tables."""

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 ApprovalState = Literal["pending", "approved", "denied", "expired", "consumed"]
 KeyState = Literal["started", "done", "unknown"]
-Part = Literal["arguments", "result"]
+Part = Literal["arguments", "result", "run"]
+"""`run`: what it takes to run it again."""
 T = TypeVar("T")
 _LATEST = 253_402_300_800.0
 """No calendar shows a later time."""

@@ -36,7 +36,7 @@ from ringfence.store.chainfiles import (
 )
 from ringfence.store.identity import identify
 from ringfence.store.recovery import Recovered, Recovery, durable_transaction
-from ringfence.store.rows import Approval, last_time, recent_times
+from ringfence.store.rows import Approval, Part, last_time, recent_times
 from ringfence.store.schema import DATABASE, connect, migrate, prepare_folder
 from ringfence.store.transaction import Transaction
 from ringfence.store.writer import WriteJob, Writer, nothing
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from ringfence.audit.tokens import TokenProofs
     from ringfence.store.pruning import Prune
     from ringfence.store.reader import Reader
+    from ringfence.store.sealing import Sealing
 
 T = TypeVar("T")
 
@@ -64,6 +65,8 @@ class Store:
         """Use `open`."""
         self.folder = folder
         self._signer: Signer | None = None
+        self._key_folder = folder
+        self._sealing: Sealing | None = None
         self._proofs: TokenProofs | None = None
         self.chain = ""
         self.recovered = Recovered()
@@ -131,6 +134,7 @@ class Store:
         store.chain = head.chain
         store.recovered = recovered
         store._signer = signer
+        store._key_folder = keys.folder
         writer.start()
         return store
 
@@ -259,9 +263,17 @@ class Store:
         if reader is None:
             from ringfence.store.reader import Reader  # noqa: PLC0415 - a run that asks nobody reads nothing
 
-            reader = self._local.reader = Reader(self.folder)
+            reader = self._local.reader = Reader(self.folder, self._key_folder)
             self._readers.add(reader)
         return reader
+
+    def seal(self, call_id: str, part: Part, body: bytes) -> bytes:
+        """A payload as it is to be kept, readable only with our key. From any thread. Raises StoreError."""
+        from ringfence.store.sealing import Sealing  # noqa: PLC0415 - few contracts keep anything in full
+
+        if self._sealing is None:
+            self._sealing = Sealing(self._key_folder, make=True)
+        return self._sealing.seal(call_id, part, body)
 
     def token(self, identity: str) -> tuple[IssuedToken | None, float]:
         """A bearer token by its id, as far as the log proves it, and what the time must be at least."""

@@ -105,6 +105,14 @@ class Executor:
         """The `isolation` fact of a box that is yet to be made."""
         return {"backend": self.backend.name, "level": self.provision.level}
 
+    def environment(self, call: Call, contract: Contract) -> Json:
+        """What a box for this call has around its program, as far as two such boxes can be compared."""
+        from ringfence.sandbox.tools.surroundings import surroundings  # noqa: PLC0415 - few calls are kept in full
+
+        name = request.template(call, contract)
+        ready = self.provision.templates.get(name, ())
+        return surroundings(name, ready, request.packages(call, contract, self.provision), self.backend.name)
+
     async def run(self, grant: Grant) -> Answer:
         """Carry out a grant, once. Raises Unavailable where nothing was run."""
         screen = self.screens()

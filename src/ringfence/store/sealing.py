@@ -1,0 +1,54 @@
+"""What is kept of calls in full is encrypted at rest: whoever has the state alone, or a copy of it, cannot read it.
+
+The key lies in the folder of the signing key, outside of the state. Each text is bound to its call and part, so none
+can be put in the place of another.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from ringfence.audit.keys import kept
+from ringfence.core.errors import StoreError
+
+KEY = "payloads.key"
+_KEY_BYTES = 32
+_NONCE_BYTES = 12
+_MARK = b"ringfence sealed 1\0"
+
+
+def is_sealed(body: bytes) -> bool:
+    return body.startswith(_MARK)
+
+
+class Sealing:
+    """Seals and opens with the key of one folder."""
+
+    def __init__(self, folder: Path, *, make: bool) -> None:
+        """`make` the key where there is none yet. Raises StoreError."""
+        if not make and not (folder / KEY).exists():
+            raise StoreError(f"what is kept of this call was sealed with {KEY}, which is not in {folder}")
+        key = kept(folder, KEY, lambda: os.urandom(_KEY_BYTES))
+        if len(key) != _KEY_BYTES:
+            raise StoreError(f"{folder / KEY} is not a key of {_KEY_BYTES} bytes")
+        self._cipher = AESGCM(key)
+
+    def seal(self, call_id: str, part: str, body: bytes) -> bytes:
+        nonce = os.urandom(_NONCE_BYTES)
+        return _MARK + nonce + self._cipher.encrypt(nonce, body, _bound(call_id, part))
+
+    def open(self, call_id: str, part: str, sealed: bytes) -> bytes | None:
+        """None for what was not sealed by this key for this part of this call."""
+        nonce, text = sealed[len(_MARK) :][:_NONCE_BYTES], sealed[len(_MARK) + _NONCE_BYTES :]
+        try:
+            return self._cipher.decrypt(nonce, text, _bound(call_id, part))
+        except (InvalidTag, ValueError):
+            return None
+
+
+def _bound(call_id: str, part: str) -> bytes:
+    return f"{part}\0{call_id}".encode()
