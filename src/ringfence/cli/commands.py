@@ -177,6 +177,10 @@ def _load_other(verb: str) -> Callable[..., None] | typer.Typer:
             from ringfence.cli.token import token
 
             return token
+        case "top":
+            from ringfence.cli.top import top
+
+            return top
         case "console":
             from ringfence.cli.console import console
 
