@@ -96,10 +96,10 @@ def test_sessions_are_told_with_what_they_use(tmp_path: Path) -> None:
         ident = opened["structured"]["session"]
         arguments = json.dumps({"code": "x = bytearray(30_000_000); sum(range(10**6))", "session": ident})
         assert call(served, "execute_python", arguments).returncode == 0
-        wait_until(lambda: any(each["memory_bytes"] for each in look(served)["sessions"]))
+        wait_until(lambda: any((each["memory_bytes"] or 0) > 10_000_000 for each in look(served)["sessions"]))
         (found,) = look(served)["sessions"]
         assert (found["id"], found["agent"], found["state"], found["step"]) == (ident, "local", "running", 1)
-        assert found["memory_bytes"] > 10_000_000 and found["cpu_ms"] > 0
+        assert found["cpu_ms"] > 0
         assert f"  {ident}" in gateways.run("top", "--once", "--config", path).stdout
         call(served, "close_session", json.dumps({"session": ident}))
 
