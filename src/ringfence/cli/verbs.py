@@ -14,7 +14,7 @@ VERBS = {
     "policy": "Test the rules of policy by cases, and on the calls on record.",
     "can": "Tell what would happen to a call and why, without making it.",
     "call": "Call one tool, through a running gateway or in this process.",
-    "top": "Show what goes on just now: calls, questions, sessions, servers.",
+    "top": "Show calls, questions, sessions and servers as they change.",
     "console": "Print a link that logs you in to the console.",
     "approvals": "List the calls that wait for an approval, and answer them.",
     "token": "Create, list and revoke bearer tokens of agents and people.",
