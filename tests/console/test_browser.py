@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 
 from tests import gateways, tooling
-from tests.console import people
+from tests.console import people, screens
 from tests.console.people import call, waiting
+from tests.console.screens import Screen
 from tests.gateways import Served
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>\u202egnp.exe"
 PAGES = ("approvals", "live", "history", "charts", "sessions", "servers", "isolation")
-_VIOLATIONS = "window.violations = []; addEventListener('securitypolicyviolation', e => violations.push(e.blockedURI))"
-
-
-@dataclass
-class Screen:
-    """A page of the browser, and what went wrong on it."""
-
-    page: Any
-    base: str
-    problems: list[str] = field(default_factory=list)
-
-    def open(self, path: str) -> None:
-        self.page.goto(f"{self.base}/console/{path}")
-
-    def fits(self) -> bool:
-        """Whether nothing on the page is wider than the screen."""
-        return bool(self.page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
 
 
 @pytest.fixture(scope="module")
@@ -44,20 +24,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def screen(served: Served) -> Iterator[Screen]:
-    program = tooling.need("chromium")
-    sys.path.append(str(tooling.browser()))
-    api = importlib.import_module("playwright.sync_api")
-    with api.sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=str(program), args=["--no-sandbox", "--disable-gpu"])
-        page = chromium.new_page(viewport={"width": 1200, "height": 800})
-        page.set_default_timeout(tooling.PATIENCE * 1000)
-        page.add_init_script(_VIOLATIONS)
-        screen = Screen(page, served.url.removesuffix("/mcp"))
-        page.on("pageerror", lambda error: screen.problems.append(str(error)))
-        page.goto(f"{screen.base}/console/login#{people.link(served)}")
-        page.wait_for_url("**/console/approvals")
+    with screens.logged_in(served.url.removesuffix("/mcp"), people.link(served)) as screen:
         yield screen
-        chromium.close()
 
 
 def test_the_code_of_a_link_stays_in_no_address(screen: Screen) -> None:

@@ -50,7 +50,7 @@ def test_servers_and_contracts_are_listed(served: Served, dora: Browser) -> None
     tooling.wait_until(lambda: "2 to accept" in dora.get("/console/servers").text)
     page = dora.get("/console/servers").text
     assert "helpdesk" in page and "moody_server.py" in page and "create_ticket" in page and "approval manager" in page
-    assert "not offered" in page, "its tools are not accepted"
+    assert ">not offered<" in page, "its tools are not accepted"
 
 
 def test_what_is_new_is_offered_once_an_admin_accepted_it(served: Served, dora: Browser) -> None:

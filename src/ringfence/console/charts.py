@@ -41,6 +41,11 @@ def line_chart(title: str, times: Sequence[float], lines: Sequence[Line], say: S
     for line in lines:
         for piece in _pieces(times, line.values):
             points = " ".join(f"{x(at):.1f},{_y(value, top):.1f}" for at, value in piece)
+            if len(piece) == 1:  # a line of one point would not be seen
+                shapes.append(
+                    Markup('<polyline class="line dot {}" points="{} {}"/>').format(line.name, points, points)
+                )
+                continue
             first, last = x(piece[0][0]), x(piece[-1][0])
             shapes.append(
                 Markup('<polygon class="area {}" points="{:.1f},{} {} {:.1f},{}"/>').format(

@@ -58,7 +58,7 @@ def _drawn(house: House, person: Person, span: str) -> Json:
         "charts": [
             bar_chart("Calls", times, by, lambda value: f"{value:,.0f}", width),
             line_chart("Time that calls took", ends, took, ms),
-            bar_chart("Processor time of boxes", times, cpu, lambda value: f"{value:,.1f}", width),
+            bar_chart("Processor time of boxes", times, cpu, lambda value: f"{value:,.1f} s", width),
             line_chart("Peak memory of boxes", ends, memory, lambda value: short_size(int(value))),
         ],
     }
