@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from ringfence.core.errors import Refused
 from ringfence.core.model import EVERY_ROLE, ApprovalRule, Decision, Json, Person, Status
 from ringfence.governance import approvals as approval
 from ringfence.governance.approvals import Approvals, Requirement
-from ringfence.store import Conflict, Expired, RowNotFound, Store
+from ringfence.store import Conflict, Expired, RowNotFound, Store, Transaction
 from tests import tooling
 from tests.faking import Client, answering_as, contract, make_call
 
@@ -257,6 +258,60 @@ async def test_questions_that_are_asked_at_the_same_time_share_the_places(
             group.start_soon(one, number)
     assert reasons.count("approval_required") == 4
     assert len(store.reader().approvals()) == 4 and not made._places._taken
+
+
+async def test_calls_that_wait_for_an_answer_have_room_and_each_client_as_much_as_is_left_for_others(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(approval, "_MOST_WEIGHT", 100_000)
+    made = approvals(store, wait=tooling.PATIENCE)
+    waiting = 0
+
+    class Patient(Client):
+        async def notify(self, method: str, params: Json) -> None:
+            nonlocal waiting
+            waiting += not self.told
+            await Client.notify(self, method, params)
+
+    def has_waiting(count: int) -> bool:
+        return waiting == count
+
+    async def one(session: str, size: int) -> None:
+        call = replace(make_call("pay", {"text": "x" * size}), session=session)
+        with pytest.raises(Refused) as refused:
+            await made.obtain(call, "the same", ONE, lambda: {"tool": "pay"}, Patient())
+        assert refused.value.reason_code == "approval_required"
+
+    async with anyio.create_task_group() as group:
+        for number, session in enumerate(("greedy", "greedy", "other"), 1):
+            group.start_soon(one, session, 1000)
+            await tooling.until(partial(has_waiting, number))
+        await one("greedy", 1000)  # is told at once, as one that is not patient
+        await one("new", 50_000)
+        assert waiting == 3
+        group.cancel_scope.cancel()
+    assert not made._places._weights
+
+
+async def test_a_question_that_is_cancelled_while_it_is_written_counts_to_its_client(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, begun, go_on = approvals(store), threading.Event(), threading.Event()
+    real = Transaction.ask_approval
+
+    def slowly(tx: Transaction, question: Any) -> Any:
+        begun.set()
+        go_on.wait(tooling.PATIENCE)
+        return real(tx, question)
+
+    monkeypatch.setattr(Transaction, "ask_approval", slowly)
+    async with anyio.create_task_group() as group:
+        group.start_soon(asks, made, "greedy 0", "greedy")
+        await anyio.to_thread.run_sync(begun.wait)
+        group.cancel_scope.cancel()
+        go_on.set()
+    (question,) = store.reader().approvals()
+    assert made._places._askers == {question.principal: {question.id: "greedy"}} and not made._places._taken
 
 
 async def test_a_client_whose_questions_take_long_to_prepare_holds_up_itself(store: Store) -> None:

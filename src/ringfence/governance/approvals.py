@@ -11,14 +11,14 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from ringfence.core import system
+from ringfence.core import canonical, system
 from ringfence.core.aio import in_thread
 from ringfence.core.errors import Refused
 from ringfence.core.expression import Expression, ExpressionError, variables, while_others_are_served
@@ -58,6 +58,10 @@ log = logging.getLogger("ringfence.approvals")
 ALWAYS = ApprovalRule(name="always")
 _PROGRESS_SECONDS = 2.0
 _MOST_WAITING = 200
+_MOST_WEIGHT = 64_000_000
+"""Of all calls that wait for people, as `canonical.weight` counts it: about a quarter of the bytes in memory."""
+_LEAST_WEIGHT = 20_000
+"""Of each of them, whatever it carries: it has a task, a place in line and a record to write."""
 MOST_REASON = 500
 """Characters of what a person says of their answer."""
 
@@ -99,6 +103,8 @@ class QuestionPlaces:
         """By principal: who asked which question, of those that were asked through this process."""
         self._taken: Counter[tuple[str, str]] = Counter()
         """Places of questions that are being written."""
+        self._weights: Counter[tuple[str, str]] = Counter()
+        """What the calls of each client keep in memory while they wait for an answer."""
 
     def take(self, call: Call, waiting: set[str]) -> None:
         """A place for one more question; `waiting` are those of its agent. Raises Refused."""
@@ -125,6 +131,22 @@ class QuestionPlaces:
             del self._taken[place]
         if ident is not None:
             self._askers.setdefault(call.principal.key, {})[ident] = client_of(call)
+
+    @contextmanager
+    def waits(self, call: Call) -> Iterator[bool]:
+        """While a call waits for an answer: whether there is room for what it keeps meanwhile. Each client may have as
+        much as is left for the others; a call without room need not fail, since it finds the answer when it is made
+        again."""
+        client = (call.principal.key, client_of(call))
+        weight = _LEAST_WEIGHT + canonical.weight((call.arguments, call.meta, call.inputs), _MOST_WEIGHT)
+        room = self._weights[client] + weight <= _MOST_WEIGHT - self._weights.total()
+        if room:
+            self._weights[client] += weight
+        try:
+            yield room
+        finally:
+            if room:
+                self._weights -= Counter({client: weight})
 
 
 def client_of(call: Call) -> str:
@@ -313,7 +335,11 @@ class Approvals(ApprovalTerms):
         if approval.state == "pending" and requirement.in_client:
             approval = await self._in_client(approval, call, channel)
         wait = self._wait if patience is None else min(patience, self._wait)
-        approval = await self._await_answer(approval, channel, wait)
+        if approval.state == "pending" and wait > 0:
+            with self._places.waits(call) as room:
+                approval = await self._await_answer(approval, channel, wait if room else 0.0)
+        else:
+            approval = await self._await_answer(approval, channel, 0.0)
         if approval.state == "expired":
             # The old one can no longer be answered.
             approval = await self._ask(call, digest, requirement, summary, shape)
@@ -408,15 +434,15 @@ class Approvals(ApprovalTerms):
 
         # Before it is made: what a client asks in vain costs others nothing.
         self._places.take(call, self._store.reader().open_questions(call.principal.key))
-        approval: Approval | None = None
+        written: list[Approval] = []  # also where the call is cancelled meanwhile
         try:
             turn = self._turns.setdefault((call.principal.key, client_of(call)), asyncio.Lock())
             async with turn, self._making:
                 asked = await in_thread(question)
-            approval = await self._store.write(lambda tx: tx.ask_approval(asked), durable=True)
-            return approval
+            ask: Callable[[Transaction], Approval] = lambda tx: tx.ask_approval(asked)  # noqa: E731
+            return await self._store.write(ask, durable=True, kept=written.append)
         finally:
-            self._places.filled(call, None if approval is None else approval.id)
+            self._places.filled(call, written[0].id if written else None)
 
     async def _await_answer(self, approval: Approval, channel: Channel, wait: float) -> Approval:
         """The question once it has an answer, or as it stands when there is no more time for one."""
