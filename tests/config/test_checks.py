@@ -327,10 +327,6 @@ NOT_BUILT = {
     "2:31  ": LOCAL + "capabilities: {a: {isolation: microvm}}",
     "2:31   ": REMOTE + "capabilities: {a: {isolation: gvisor}}",
     "2:31    ": REMOTE + "capabilities: {a: {isolation: microvm}}",
-    "2:30": LOCAL + "capabilities: {a: {effects: {compensate: b}}, b: {}}",
-    "2:30 ": LOCAL + "capabilities: {a: {effects: {preview: b}}, b: {}}",
-    "1:40 ": "policy: {rules: [{id: a, action: deny, taint_labels: [secret]}]}",
-    "1:40  ": "policy: {rules: [{id: a, action: deny, conditions: {a: b}}]}",
     "1:11   ": "sandbox: {backend: docker}",
     "1:11    ": "sandbox: {backend: auto}",
     "1:11       ": "sandbox: {docker_image: python}",
@@ -595,3 +591,29 @@ def test_an_identity_provider_is_read() -> None:
 def test_an_identity_provider_that_cannot_be(text: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(problem)):
         config.loads(text, file="f", base=BASE)
+
+
+@pytest.mark.parametrize(
+    ("written", "problem"),
+    [
+        ("a: {record: full, effects: {compensate: c}}, b: {}", "no capability named 'c'"),
+        ("a: {record: full, effects: {compensate: a}}, b: {}", "no other capability named 'a'"),
+        ("a: {effects: {compensate: b}}, b: {}", "write record: full"),
+        ("a: {effects: {preview: b}}, b: {mode: write}", "'b' is no read"),
+        ("a: {labels: [{label: x, when: 'args.'}]}", "when of x: "),
+        ("a: {place: 'args.'}", "Syntax error"),
+    ],
+)
+def test_what_undoes_shows_and_labels_a_call_has_to_be_there(written: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config.loads(f"{LOCAL}capabilities: {{{written}}}", file="f", base=BASE)
+    (only,) = caught.value.problems
+    assert problem in only.text
+
+
+def test_a_condition_names_what_rules_see() -> None:
+    text = "policy: {rules: [{id: a, action: deny, taint_labels: [x], conditions: {contrct.mode: write}}]}"
+    with pytest.raises(ConfigError) as caught:
+        config.loads(text, file="f", base=BASE)
+    (only,) = caught.value.problems
+    assert "nothing is called 'contrct.mode'" in only.text

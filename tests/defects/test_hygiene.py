@@ -45,8 +45,6 @@ UNREAD = {
     "Mount": NOT_BUILT,
     "GatewaySettings.code_mode": NOT_BUILT,
     "ServerSpec.placement": "servers run on the host, and the facts say so, whichever it is",
-    "Effects.compensate": NOT_BUILT,
-    "Effects.preview": NOT_BUILT,
     "Rule.name": "for whoever reads the file",
     "Rule.description": "for whoever reads the file",
     "Rule.owasp_asi_id": "for whoever reads the file",

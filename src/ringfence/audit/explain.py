@@ -58,6 +58,7 @@ def way(records: list[Json], public: Ed25519PublicKey | None = None) -> tuple[st
         ("called", _called(story, _arrived(started, finished)) if story else []),
         ("contract", _contract(story)),
         ("policy", _policy(story)),
+        ("labels", _labels(story)),
         ("approval", _approval(story, ordered, public)),
         ("budget", _budget(story)),
         ("started", _started(started, finished)),
@@ -273,6 +274,13 @@ def _in_shadow(decision: Json) -> str:
     who = f"rule{'' if len(rules) == 1 else 's'} {_join(rules)}" if rules else "a rule"
     why = f": {_text(shadow.get('reason'))}" if _text(shadow.get("reason")) else ""
     return f"in shadow mode, and without effect: with {who} it would be {_text(shadow.get('verdict'))}{why}"
+
+
+def _labels(story: Json) -> list[str]:
+    labels = _part(story, "facts", "labels")
+    named = {key: ", ".join(map(_text, _list(labels.get(key)))) for key in ("call", "in_force", "result")}
+    told = {"call": "its own", "in_force": "decided by", "result": "of its result"}
+    return [f"{told[key]}: {text}" for key, text in named.items() if text]
 
 
 def _approval(story: Json, records: list[Json], public: Ed25519PublicKey | None) -> list[str]:

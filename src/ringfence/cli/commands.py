@@ -159,6 +159,10 @@ def load(verb: str) -> Callable[..., None] | typer.Typer:
             from ringfence.cli.call import call
 
             return call
+        case "undo":
+            from ringfence.cli.undo import undo
+
+            return undo
         case "approvals":
             from ringfence.cli.approvals import approvals
 

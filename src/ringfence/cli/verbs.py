@@ -15,6 +15,7 @@ VERBS = {
     "can": "Tell what would happen to a call and why, without making it.",
     "call": "Call one tool, through a running gateway or in this process.",
     "top": "Show calls, questions, sessions and servers as they change.",
+    "undo": "Take back what calls did, the last first.",
     "console": "Print a link that logs you in to the console.",
     "approvals": "List the calls that wait for an approval, and answer them.",
     "token": "Create, list and revoke bearer tokens of agents and people.",

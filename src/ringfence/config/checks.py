@@ -760,6 +760,7 @@ def check_unbuilt(draft: Draft) -> None:
         _unbuilt_server(draft, server)
     for name, capability in draft.capabilities.items():
         _unbuilt_capability(draft, capability)
+        _check_effects(draft, name, capability)
         _refused_calls(draft, name, capability)
     _unbuilt_sandbox(draft)
 
@@ -789,9 +790,6 @@ def _unbuilt_capability(draft: Draft, capability: Shaped[schema.CapabilityEntry]
     where = capability.where
     if shape.transport == "direct":
         _refuse(draft, (*where, "transport"), "transport direct")
-    for effect in ("compensate", "preview"):
-        if getattr(shape.effects, effect) is not None:
-            _refuse(draft, (*where, "effects", effect), f"effects.{effect}")
     if shape.isolation in (None, "none"):
         return
     servers = draft.candidates(capability)
@@ -799,6 +797,23 @@ def _unbuilt_capability(draft: Draft, capability: Shaped[schema.CapabilityEntry]
         draft.problem((*where, "isolation"), f"isolation {shape.isolation} for a server {_NOT_BUILT}")
     elif any(server.shape.placement == "unsafe_host" for server in servers):
         draft.problem((*where, "isolation"), "its server runs in no box (placement unsafe_host): write none")
+
+
+def _check_effects(draft: Draft, name: str, capability: Shaped[schema.CapabilityEntry]) -> None:
+    """What undoes a call and what shows it beforehand are capabilities, too."""
+    shape = capability.shape
+    for key in ("compensate", "preview"):
+        named = getattr(shape.effects, key)
+        where = (*capability.where, "effects", key)
+        if named is None:
+            continue
+        if named == name:
+            draft.problem(where, f"no other capability named {named!r}")
+        elif key == "preview" and named in draft.capabilities and draft.capabilities[named].shape.mode != "read":
+            draft.problem(where, f"{named!r} is no read, and a preview must change nothing")
+    if shape.effects.compensate is not None and shape.record != "full":
+        text = "what undoes a call is made from its arguments and its result: write record: full beside effects"
+        draft.problem((*capability.where, "effects", "compensate"), text)
 
 
 def _refused_calls(draft: Draft, name: str, capability: Shaped[schema.CapabilityEntry]) -> None:

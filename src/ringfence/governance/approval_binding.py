@@ -34,6 +34,8 @@ def shape(rules: Rulebook, state: CallState, contract: Contract, requirement: Re
     beside = call.inputs or call.meta or call.box is not None or call.session_named is not None
     if requirement.standing is None or call.kind != "tool" or beside or state.session_state or state.snapshot:
         return None
+    if state.decision is not None and rules.policy.by_labels(state.decision):
+        return None  # each has to be looked at: what would be sent out is not the same twice
     bound = _bound(rules, state, contract, requirement)
     del bound["arguments"]
     return standing.shape_of(call.arguments, canonical.digest(bound))
@@ -134,12 +136,15 @@ def summary(guard: Guard, state: CallState) -> Json:
         "origin": call.origin,
         "rules": list(state.decision.rules),
         "reversible": contract.effects.reversible,
+        **({"compensate": contract.effects.compensate} if contract.effects.compensate is not None else {}),
         "contract": question.of_contract(contract),
         "effects": question.of_effects(state.possible),
         **beside,
     }
     if state.flow is not None and flow.as_fact(state.flow) is not None:
         shown["labels"] = flow.shown(state.flow)
+    if state.preview is not None:
+        shown["preview"] = state.preview
     programs = asked_for(call, contract)
     if programs:
         shown["programs"] = list(programs)

@@ -395,6 +395,10 @@ class Approvals(ApprovalTerms):
                 await in_thread(give)
         return find(self._store, approval.id, brief=True)
 
+    def is_asked(self, digest: str) -> bool:
+        """Whether people have been asked about this already."""
+        return self._live(digest) is not None
+
     def _live(self, digest: str) -> Approval | None:
         """The newest question about this digest that still counts: open, approved and unused, or refused recently."""
         now = time.time()

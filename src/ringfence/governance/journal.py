@@ -83,6 +83,8 @@ class CallState:
     decision: Decision | None = None
     flow: FlowState | None = None
     """Its labels; None: nothing here has any."""
+    is_preview: bool = False
+    """Whether it is for a person who is asked about another call: its agent reads nothing by it."""
     programs: tuple[Contract, ...] = ()
     """The contracts for programs that it was decided by as well, because it runs code as they do."""
     opening: Contract | None = None
@@ -115,6 +117,8 @@ class CallState:
     """A text that its caller, its server or a rule chose, as it may be kept."""
     isolation: Json = field(default_factory=dict)
     """What it is to have; once it ran, what it had."""
+    preview: Json | None = None
+    """What the capability that shows what it would do said, for the person who is asked."""
     session_state: tuple[int, str, bool] | None = None
     """The last step of its session and the digest of its files, where a person is asked."""
     snapshot: str | None = None

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -34,6 +34,7 @@ from ringfence.core.model import (
     Grant,
     GuardedText,
     Json,
+    Mode,
     Outcome,
     Principal,
     Receipt,
@@ -44,7 +45,7 @@ from ringfence.core.model import (
 )
 from ringfence.core.ports import Channel
 from ringfence.core.quoting import quoted
-from ringfence.governance import approval_binding, budget, call_meta, effects, facts, flow, idempotency, journal
+from ringfence.governance import approval_binding, budget, call_meta, effects, facts, flow, idempotency, journal, undo
 from ringfence.governance.approvals import Requirement, unproven
 from ringfence.governance.budget import Budget
 from ringfence.governance.client_answers import AnswerChannel
@@ -70,6 +71,8 @@ _NEVER_RAN = frozenset({Status.VALIDATION_FAILURE, Status.DENIED, Status.APPROVA
 _LONGEST_NAME = 1000
 _LISTING = ResultPolicy(max_bytes=8_000_000)
 """All pages of what a server lists come as one result."""
+_MOST_PREVIEW = 4000
+"""Characters of what a person is shown beforehand."""
 _REBUILT = (-32021, -32042)
 """Errors that say what a client must be able to do, or ask its user to visit a URL: their data was written anew."""
 SERVER_NETWORK = "server_network"
@@ -78,6 +81,21 @@ SERVER_CIRCUIT = "server_circuit"
 """The kind of record of a server that is left alone because it failed, or that works again."""
 ASIDE = ("listing", "logging")
 """Kinds of calls that clients make by themselves, and for which no person is asked."""
+
+
+class _Nobody:
+    """The client of a call that is made for a person who is asked: nobody to tell or to ask."""
+
+    capabilities: Json = {}  # noqa: RUF012 - nothing is ever put in
+
+    async def ask(self, questions: Mapping[str, Json]) -> Mapping[str, Json]:
+        raise Refused(Status.FAILED, "client_refused", "nobody can be asked while it is shown what a call would do")
+
+    async def notify(self, method: str, params: Json) -> None:
+        return None
+
+
+NOBODY = _Nobody()
 
 
 class Pipeline:
@@ -108,7 +126,7 @@ class Pipeline:
     async def handle(self, call: Call, channel: Channel) -> Outcome:
         self._under_way += 1
         try:
-            return await self._handle(call, channel)
+            return await self._handle(self._state(call), channel)
         finally:
             self._under_way -= 1
 
@@ -118,9 +136,8 @@ class Pipeline:
             state.watch = self._watcher.begin(call, state.clean)
         return state
 
-    async def _handle(self, call: Call, channel: Channel) -> Outcome:
-        rules = self.rules
-        state = self._state(call)
+    async def _handle(self, state: CallState, channel: Channel) -> Outcome:
+        rules, call = self.rules, state.call
         try:
             outcome = await self._outcome_of(rules, state, channel)
         except asyncio.CancelledError:
@@ -376,6 +393,8 @@ class Pipeline:
         if rules.labelled and state.call.kind not in ASIDE:
             state.flow = flow.begun(rules, self._store, state.call, contract, time.time())
             state.call = replace(state.call, flow=state.flow.flow)
+            if state.is_preview:
+                state.flow = None
 
     @staticmethod
     def _labelled_as(rules: Rulebook, call: Call, contract: Contract) -> Call:
@@ -606,6 +625,8 @@ class Pipeline:
             digest = approval_binding.binding(rules, state, contract, requirement)
             shown = lambda: approval_binding.summary(self._guard, state)  # noqa: E731
             asking = approval_binding.named(state)
+            if contract.effects.preview is not None and not rules.approvals.is_asked(digest):
+                state.preview = await self._preview(rules, state, contract.effects.preview)
             aside = state.slot.set_aside(contract) if state.slot is not None else contextlib.nullcontext()
             waiting = state.watch.waiting() if state.watch is not None else contextlib.nullcontext()
             with aside, waiting:
@@ -619,6 +640,24 @@ class Pipeline:
             shot, state.snapshot = state.snapshot, await self._dispatcher.snapshot(state.call, contract)
             if (state.session_state, state.snapshot) == (seen, shot):
                 return digest
+
+    async def _preview(self, rules: Rulebook, state: CallState, name: str) -> Json:
+        """What the capability that shows what a call would do says of it: a governed call of its own, and for the
+        person who is asked alone."""
+        found = [each for each in rules.catalog.offered(rules.environment) if each.contract.name == name]
+        if state.is_preview or not found or found[0].contract.mode is not Mode.READ:
+            return {"by": name, "problem": "it could not be shown: no such read is offered"}
+        schema = None if found[0].definition is None else found[0].definition.body.get("inputSchema")
+        arguments = undo.fitting(schema if isinstance(schema, dict) else {}, state.call.arguments)
+        call = state.call
+        shows = Call(canonical.new_id("call"), call.principal, name, arguments, "tool", call.origin, parent=call.id)
+        shown = self._state(replace(shows, session=call.session))
+        shown.is_preview = True
+        outcome = await self._handle(shown, NOBODY)
+        text, told = outcome.text, {"by": name, "call": shows.id}
+        if not outcome.ok:
+            return {**told, "problem": f"it could not be shown ({outcome.status}/{outcome.reason_code})"}
+        return {**told, "text": text if len(text) <= _MOST_PREVIEW else f"{text[:_MOST_PREVIEW]}…"}
 
     async def _recheck_rules(self, rules: Rulebook, state: CallState) -> None:
         """After a wait, before the call begins: what has not begun when the rules are tightened does not begin. A

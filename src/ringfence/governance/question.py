@@ -129,8 +129,24 @@ def consequences(approval: Approval) -> Iterator[Line]:
     if isinstance(effects, list) and shown.get("mode") != "read":
         said = ", ".join(_EFFECTS.get(str(name), str(name)) for name in effects)
         yield "effect", f"can change {said}" if said else "can change nothing outside its box"
-    if shown.get("reversible") is False and shown.get("mode") != "read":
+    if back := shown.get("compensate"):
+        yield "effect", f"can be undone with {back} (ringfence undo)"
+    elif shown.get("reversible") is False and shown.get("mode") != "read":
         yield "effect", "cannot be undone, by its contract"
+    yield from _labels(shown.get("labels"))
+    if isinstance(seen := shown.get("preview"), dict):
+        yield "preview", f"by {seen.get('by')}: {seen.get('text') or seen.get('problem')}"
+
+
+def _labels(shown: Any) -> Iterator[Line]:
+    """Which labels the call has, and by which calls others came to be in force."""
+    if not isinstance(shown, dict):
+        return
+    if own := shown.get("call"):
+        yield "labels", f"this call: {', '.join(map(str, own))}"
+    since = shown.get("since")
+    for name, by in since.items() if isinstance(since, dict) else ():
+        yield "labels", f"in force: {name}, since {by.get('tool')} ({by.get('call')})"
 
 
 def sent(approval: Approval) -> Iterator[tuple[str, Any]]:

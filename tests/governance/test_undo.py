@@ -1,0 +1,131 @@
+"""What can be undone, with which arguments, and in which order; and what a person is shown before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringfence.core.model import Json, Status
+from ringfence.governance.undo import UndoStep, fitting, plan
+from tests.faking import OK, Said, Way, contract, definition, governed
+from tests.making import rule
+
+pytestmark = pytest.mark.anyio
+
+BACK = contract("remove_note", mode="write")
+ADD = contract("add_note", mode="write", record="full", effects={"compensate": "remove_note", "preview": "show_note"})
+FORGETFUL = contract("add_briefly", mode="write", effects={"compensate": "remove_note"})
+FINAL = contract("send", mode="write")
+SHOW = contract("show_note", labels=["private"])
+READ = contract("read_notes")
+ASKS = rule("ask", "asks", tool_patterns=("add_note",))
+NOTE = ("add_note", {"title": "a", "folder": "work"})
+SAID = Said(contracts=(BACK, ADD, FORGETFUL, FINAL, SHOW, READ), rules=())
+SCHEMA: Json = {"type": "object", "properties": {"id": {}, "folder": {}}, "required": ["id"]}
+
+
+def answered(number: int) -> Json:
+    return {**OK, "structuredContent": {"id": number}}
+
+
+def planned(way: Way, *calls: str, schema: Json | None = SCHEMA) -> list[UndoStep]:
+    named = {each.name: each for each in SAID.contracts}
+    return plan(way.store.reader(), named, lambda _: schema, calls)
+
+
+def test_a_schema_takes_what_it_has_a_place_for_and_the_first_that_says_it() -> None:
+    schema: Json = {"properties": {"id": {}, "title": {}}}
+    assert fitting(schema, {"id": 1, "more": 2}, {"id": 3, "title": "t"}) == {"id": 1, "title": "t"}
+    assert fitting({}, {"id": 1}) == {}
+
+
+async def test_calls_are_undone_the_last_first_by_their_results_and_arguments(tmp_path: Path) -> None:
+    async with governed(tmp_path, SAID, [answered(1), answered(2)]) as way:
+        for name in ("call_a", "call_b"):
+            assert (await way.call(*NOTE, id=name)).ok
+        steps = planned(way, "call_a", "call_b")
+    assert [(step.call_id, step.compensate, step.arguments) for step in steps] == [
+        ("call_b", "remove_note", {"id": 2, "folder": "work"}),
+        ("call_a", "remove_note", {"id": 1, "folder": "work"}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tool", "schema", "why"),
+    [
+        ("send", SCHEMA, "its contract names nothing"),
+        ("add_briefly", SCHEMA, "is not on record whole"),
+        ("add_note", None, "no definition of remove_note is accepted"),
+        ("add_note", {**SCHEMA, "properties": {"key": {}}, "required": ["key"]}, "needs key"),
+        ("read_notes", SCHEMA, "it changed nothing"),
+        ("nothing", SCHEMA, "it changed nothing"),
+    ],
+)
+async def test_what_cannot_be_undone_is_told_with_the_reason(
+    tmp_path: Path, tool: str, schema: Json | None, why: str
+) -> None:
+    async with governed(tmp_path, SAID, [answered(1)]) as way:
+        await way.call(tool, {"title": "a"}, id="call_a")
+        (step,) = planned(way, "call_a", schema=schema)
+    assert step.compensate is None
+    assert why in step.why_not
+    assert step.nothing is ("nothing" in why and "changed" in why)
+
+
+async def test_a_call_of_which_nothing_is_known_is_not_undone(tmp_path: Path) -> None:
+    async with governed(tmp_path, SAID) as way:
+        (step,) = planned(way, "call_none")
+    assert (step.compensate, step.why_not) == (None, "it is not on record, or has not ended")
+
+
+async def test_what_failed_is_left_to_people(tmp_path: Path) -> None:
+    async with governed(tmp_path, SAID, [{**OK, "isError": True}]) as way:
+        await way.call(*NOTE, id="call_a")
+        (step,) = planned(way, "call_a")
+    assert "it ended as failed" in step.why_not
+
+
+async def test_what_was_kept_must_be_what_is_on_record(tmp_path: Path) -> None:
+    async with governed(tmp_path, SAID, [answered(1)]) as way:
+        await way.call(*NOTE, id="call_a")
+        text = b'{"content":[],"structuredContent":{"id":7}}'
+        await way.store.write(lambda tx: tx._connection.execute("UPDATE payloads SET body = ?", (text,)))
+        (step,) = planned(way, "call_a")
+    assert "is not on record whole" in step.why_not
+
+
+async def asked(way: Way, **more: Any) -> Json:
+    held = await way.call(*NOTE, **more)
+    assert held.status is Status.APPROVAL_REQUIRED
+    return way.store.reader().approvals()[0].summary
+
+
+async def test_a_person_who_is_asked_sees_what_it_would_do(tmp_path: Path) -> None:
+    schema = {"type": "object", "properties": {"folder": {"type": "string"}}, "additionalProperties": False}
+    said = replace(SAID, rules=(ASKS,), definitions=(definition("show_note", inputSchema=schema),))
+    async with governed(tmp_path, said) as way:
+        shown = await asked(way, id="call_a")
+        again = await asked(way)
+        (made,) = way.servers.requests
+        (body,) = way.finished(shown["preview"]["call"])
+    assert (shown["preview"]["by"], shown["preview"]["text"]) == ("show_note", "done")
+    assert again == shown  # it is shown once for a question
+    assert (made.params["name"], made.params["arguments"]) == ("show_note", {"folder": "work"})
+    assert (body["call"]["parent"], body["status"]) == ("call_a", "success")
+
+
+async def test_the_agent_has_read_nothing_by_a_preview(tmp_path: Path) -> None:
+    async with governed(tmp_path, replace(SAID, rules=(ASKS,))) as way:
+        assert (await asked(way))["preview"]["text"] == "done"
+        assert (await way.call("send")).facts.get("labels") is None
+
+
+async def test_a_preview_that_fails_is_told_and_the_question_is_asked(tmp_path: Path) -> None:
+    deny = rule("deny", "no", tool_patterns=("show_note",))
+    async with governed(tmp_path, replace(SAID, rules=(ASKS, deny))) as way:
+        shown = await asked(way)
+    assert shown["preview"]["problem"] == "it could not be shown (denied/policy)"
+    assert shown["compensate"] == "remove_note"
