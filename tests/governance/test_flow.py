@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from ringfence.core.model import Json, Outcome, Principal, Status
+from ringfence.core.model import ApprovalRule, Json, Outcome, Principal, StandingTerms, Status
+from ringfence.governance import question
 from tests.faking import DESK, OK, Said, Way, contract, governed
 from tests.making import rule
 
@@ -208,3 +209,30 @@ async def test_no_account_is_kept_where_nothing_has_labels(tmp_path: Path) -> No
     async with governed(tmp_path) as way:
         await way.call(session="one")
         assert way.store.reader()._connection.execute("SELECT count(*) FROM labels").fetchone() == (0,)
+
+
+async def test_the_question_says_which_labels_are_in_force_and_since_which_call(tmp_path: Path) -> None:
+    async with governed(tmp_path, EVERY) as way:
+        await way.call("read_record", id="call_a")
+        await way.call("fetch", id="call_b")
+        await way.call("send")
+        (approval,) = way.store.reader().approvals()
+    said = [text for label, text in question.consequences(approval) if label == "labels"]
+    assert said == [
+        "this call: external_sink",
+        "in force: private, since read_record (call_a)",
+        "in force: untrusted, since fetch (call_b)",
+    ]
+
+
+async def test_an_answer_beforehand_does_not_stand_for_what_labels_ask_about(tmp_path: Path) -> None:
+    stands = ApprovalRule("often", standing=StandingTerms(5, 600.0))
+    rules = (ALLOW, replace(ASKS, approval="often"), rule("ask", "usual", approval="often", tool_patterns=("note",)))
+    said = replace(EVERY, rules=rules, approvals={"often": stands})
+    async with governed(tmp_path, said) as way:
+        await tainted(way)
+        await way.call("note", {"key": "a"})
+        await way.call("send")
+        shapes = {each.tool: each.shape for each in way.store.reader().approvals()}
+    assert shapes["note"] is not None
+    assert shapes["send"] is None

@@ -134,8 +134,6 @@ def consequences(approval: Approval) -> Iterator[Line]:
     elif shown.get("reversible") is False and shown.get("mode") != "read":
         yield "effect", "cannot be undone, by its contract"
     yield from _labels(shown.get("labels"))
-    if isinstance(seen := shown.get("preview"), dict):
-        yield "preview", f"by {seen.get('by')}: {seen.get('text') or seen.get('problem')}"
 
 
 def _labels(shown: Any) -> Iterator[Line]:
@@ -150,11 +148,13 @@ def _labels(shown: Any) -> Iterator[Line]:
 
 
 def sent(approval: Approval) -> Iterator[tuple[str, Any]]:
-    """What the call carries, by label: its arguments, and what goes beside them."""
+    """What others wrote, by label: the arguments of the call, what goes beside them, and what a preview said of it."""
     yield "arguments", approval.summary.get("arguments")
     for name, word in _BESIDE.items():
         if approval.summary.get(name):
             yield word, approval.summary[name]
+    if isinstance(seen := approval.summary.get("preview"), dict):
+        yield f"preview by {seen.get('by')}", seen.get("text") or seen.get("problem")
 
 
 def unshown(approval: Approval) -> Iterator[Line]:
