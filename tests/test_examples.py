@@ -128,3 +128,11 @@ def test_the_hook_tells_of_calls_that_were_refused(tmp_path: Path) -> None:
         wait_until(lambda: refused.read_text().endswith("\n"))
     (line,) = map(json.loads, refused.read_text().splitlines())
     assert (line["tool"], line["agent"], line["why"]) == ("echo", "local", "policy")
+
+
+def test_the_replay_tells_why_programs_differ() -> None:
+    assert lines("replay.py") == [
+        "a sum: the same",
+        "the time: stdout differs by clock",
+        "a draw: stdout differs by randomness",
+    ]

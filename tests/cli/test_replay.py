@@ -97,8 +97,38 @@ def test_the_value_of_the_last_line_is_compared_too(here: Path) -> None:
         args = json.dumps({"code": "import random\nrandom.random()"})
         assert gateways.run("call", "execute_python", "--args", args, "--url", served.url).returncode == 0
         call = str(gateways.finished(here / "state")[-1]["call_id"])
+        brief = gateways.run("call", "brief", "--args", '{"command": "echo x"}', "--url", served.url)
+        assert brief.returncode == 0
+        other = str(gateways.finished(here / "state")[-1]["call_id"])
+        opened = gateways.run("call", "open_session", "--args", "{}", "--url", served.url, "--json")
+        session = json.loads(opened.stdout)["structured"]["session"]
+        step = json.dumps({"code": "1", "session": session})
+        assert gateways.run("call", "execute_python", "--args", step, "--url", served.url).returncode == 0
+        stepped = str(gateways.finished(here / "state")[-1]["call_id"])
+        gateways.run("call", "close_session", "--args", json.dumps({"session": session}), "--url", served.url)
     done = again(here, call, "--json")
     assert kinds(json.loads(done.stdout)) == {"value": ["randomness"]}
+    assert "nothing is kept of it" in again(here, other).stderr
+    assert "it was a step in a session" in again(here, stepped).stderr
+
+
+def test_without_the_key_the_log_verifies_and_says_what_it_did_not_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boxing.need_boxes()
+    monkeypatch.setenv("RINGFENCE_KEYS", str(tmp_path / "keys"))
+    (tmp_path / "lent").mkdir()
+    gateways.write(tmp_path, CONFIG)
+    call = made(tmp_path, "run_shell", command="echo z")
+    (tmp_path / "keys" / "payloads.key").unlink()
+    verified = gateways.run("audit", "verify", "--config", tmp_path / "ringfence.yaml")
+    assert (verified.returncode, "3 payloads that are kept in full could not be checked" in verified.stdout) == (
+        0,
+        True,
+    )
+    refused = again(tmp_path, call)
+    assert refused.returncode != 0
+    assert "was sealed with payloads.key, which is not in" in refused.stderr
 
 
 def test_a_replay_writes_nothing_outside(here: Path) -> None:

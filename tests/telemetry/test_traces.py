@@ -21,7 +21,7 @@ from ringfence.core.errors import ConfigError, Unavailable
 from ringfence.core.model import ApprovalRule, Status
 from ringfence.telemetry.metrics import GatewayMetrics
 from ringfence.telemetry.watch import CallWatcher
-from tests import gateways, tooling
+from tests import boxing, gateways, tooling
 from tests.faking import OK, Said, contract, governed
 
 pytestmark = pytest.mark.anyio
@@ -185,3 +185,18 @@ def test_a_served_gateway_sends_spans_and_writes_json(tmp_path: Path) -> None:
         assert told <= trace_ids and all(line["call_id"].startswith("call_") for line in calls)
         assert "canary" not in "".join(json.dumps(line) for line in lines)
         assert not any(b"canary" in body for _, body in collector.requests)
+
+
+def test_a_box_is_in_the_trace_of_its_call(tmp_path: Path) -> None:
+    boxing.need_boxes()
+    with collecting() as (collector, url):
+        text = f"gateway: {{state: ./state}}\ntelemetry: {{otlp: '{url}'}}\npolicy: {{preset: permissive}}\n"
+        with gateways.serve(gateways.write(tmp_path, text)) as served:
+            arguments = '{"code": "print(\'canary-7\')"}'
+            assert gateways.run("call", "execute_python", "--args", arguments, "--url", served.url).returncode == 0
+            tooling.wait_until(lambda: {"tools/call execute_python", "box"} <= {s.name for s in collector.spans})
+    call, box = collector.named("tools/call execute_python"), collector.named("box")
+    assert (box.trace_id, box.parent_span_id) == (call.trace_id, call.span_id)
+    assert attributes(box)["ringfence.box.ended"] == "exited"
+    assert call.start_time_unix_nano <= box.start_time_unix_nano <= box.end_time_unix_nano <= call.end_time_unix_nano
+    assert not any(b"canary" in body for _, body in collector.requests)

@@ -485,14 +485,24 @@ def _compared(reader: Reader, report: Verification, key: Ed25519PublicKey) -> Ve
                 found.add(text)
     for chain, seq in reader.misplaced(MAX_FAULTS):
         found.add("stands before the record that it follows: lists have another order", chain, seq)
+    sealed = 0
     for call_id, part in reader.payloads():
-        payload, right = reader.kept(call_id, part)
+        try:
+            payload, right = reader.kept(call_id, part)
+        except StoreError:
+            sealed += 1
+            continue
         if payload is None or right or reader.payload(call_id, part) is None:
             continue  # the last: it was erased or pruned meanwhile
         if right is None:
             found.notes.append(f"what is kept of the {part} of call {call_id} {_UNLIKE[right]}.")
         else:
             found.add(f"what is kept of the {part} of call {call_id} is {_UNLIKE[right]}")
+    if sealed:
+        text = (
+            f"{sealed} payloads that are kept in full could not be checked: their key is not in {config.key_folder()}"
+        )
+        found.notes.append(text)
     return replace(report, faults=tuple(found.faults), notes=tuple(found.notes))
 
 

@@ -62,7 +62,8 @@ def _why(bodies: list[Json]) -> str:
     ended = next((body for body in bodies if body["kind"] == "finished"), None)
     if ended is None:
         return "it has not ended"
-    if ended.get("call", {}).get("session"):
+    of_session = ended.get("facts", {}).get("session") or {}
+    if of_session.get("session", of_session).get("id"):
         return "it was a step in a session, which is not there any more as it was"
     if ended.get("started_seq") is None:
         return "it never ran"

@@ -460,7 +460,7 @@ class Reader:
         for (call_id,) in self._all(texts, [_KEPT]):
             for part in get_args(Part):
                 # The story is read after the payload was looked for: who erased it meanwhile has said so in it.
-                if len(missing) < limit and self.payload(str(call_id), part) is None:
+                if len(missing) < limit and not self._has_payload(str(call_id), part):
                     story = list(self.records(call_id=str(call_id)))
                     kept = any(isinstance(entry := r.body.get(part), dict) and "kept" in entry for r in story)
                     if kept and not any(record.kind == "payload_erased" for record in story):
@@ -478,6 +478,9 @@ class Reader:
             [limit],
         )
         return [str(row[0]) for row in rows]
+
+    def _has_payload(self, call_id: str, part: Part) -> bool:
+        return bool(self._all("SELECT 1 FROM payloads WHERE call_id = ? AND part = ?", [call_id, part]))
 
     def payloads(self) -> Iterator[tuple[str, Part]]:
         """The calls of which payloads are kept, page by page."""
