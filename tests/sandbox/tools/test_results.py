@@ -93,6 +93,19 @@ def test_what_the_interpreter_cut_is_said() -> None:
     assert told["structuredContent"]["claimed"]["results"][0]["cut"] == {"image/png": 9_000_000}
 
 
+def test_who_reads_one_form_alone_has_all_that_was_said() -> None:
+    failed = Failure("ValueError", "no", "Traceback …\nValueError: no\n")
+    more = {"late_stdout": captured(b"theirs\n"), "late_stderr": captured(b"late err\n")}
+    told = result(step(Shown({"text/plain": "'value'"}), error=failed, stdout=b"mine\n", stderr=b"err\n", **more))
+    own = told["structuredContent"]
+    (shown,) = own["claimed"]["results"]
+    said = [own["stdout"], own["stderr"], *own["late"].values(), shown["data"]["text/plain"]]
+    said.append(own["claimed"]["error"]["traceback"])
+    assert said == ["mine\n", "err\n", "theirs\n", "late err\n", "'value'", failed.traceback]
+    read = "".join(block["text"] for block in told["content"])
+    assert all(each in read for each in said) and len(told["content"]) == len(said)
+
+
 def test_an_error_is_claimed_and_readable() -> None:
     told = result(step(error=Failure("ValueError", "no", "Traceback …\nValueError: no\n")))
     assert told["isError"] is True
