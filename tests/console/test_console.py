@@ -233,6 +233,16 @@ def test_a_long_question_is_answered_on_its_own_page_alone(served: Served, bob: 
         bob.answer(which, "deny")
 
 
+def test_a_very_long_question_is_listed_by_its_beginning(served: Served, bob: Browser) -> None:
+    with waiting(served, {"title": "y" * 100_000}):
+        which = the_question(bob)
+        listed = bob.get("/console/approvals").text
+        assert "y" * 5_000 in listed and "y" * 6_001 not in listed and 'class="answer"' not in listed
+        assert "first 6,000 of 100," in listed and "create_ticket on server helpdesk" in listed
+        assert "y" * 100_000 in bob.get(f"/console/approvals/{which}").text
+        assert bob.answer(which, "deny").status == 303
+
+
 def test_what_was_answered_is_proved_by_the_log(served: Served) -> None:
     assert gateways.verified(served.state).ok
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import threading
 import time
@@ -174,3 +175,34 @@ def test_an_answer_that_another_program_changed_is_said_to_be_unreadable(store: 
     database.close()
     with pytest.raises(StoreError, match="cannot be read"):
         store.reader().approvals()
+
+
+def test_a_list_reads_of_a_long_question_its_beginning_alone(store: Store) -> None:
+    now = time.time()
+
+    def asked(ident: str, text: str) -> str:
+        shown = {"mode": "write", "arguments": {"text": text}, "meta": {"more": text}}
+        question = ApprovalQuestion(ident, "c1", "acme/a", "t", "r", asked_at=now, expires_at=now + 600, summary=shown)
+        return store.write_sync(lambda tx: tx.ask_approval(question)).id
+
+    read = store.reader()
+    short = read.outline(asked("d1", "é\u202e" * 10), ("arguments", "meta"), 1000, 50)
+    assert short is not None and short.beginning is None
+    assert short.approval.summary["arguments"] == {"text": "é\u202e" * 10}
+    long = read.outline(asked("d2", "é\u202e" * 10_000), ("arguments", "meta", "absent"), 1000, 50)
+    assert long is not None and long.beginning is not None
+    assert long.approval.summary == {"mode": "write"} and long.size > 40_000
+    assert json.loads(long.beginning + '"}') == {"text": ("é\u202e" * 30)[: len(long.beginning) - 9]}
+    assert read.outline("apr_none", ("arguments",), 1000, 50) is None
+
+
+@pytest.mark.parametrize("tenant", [None, "acme"])
+def test_which_questions_wait_is_read_without_the_questions(store: Store, tenant: str | None) -> None:
+    read = store.reader()
+    asked: list[str] = []
+    read._connection.set_trace_callback(asked.append)
+    assert read.pending(tenant) == [] == read.settled_approvals(tenant, 5)
+    read._connection.set_trace_callback(None)
+    plans = [str(row[3]) for query in asked for row in read._connection.execute(f"EXPLAIN QUERY PLAN {query}")]
+    assert any("COVERING INDEX approvals_by_state" in plan for plan in plans)
+    assert not any(plan.startswith("SCAN approvals") and "COVERING" not in plan for plan in plans)

@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
@@ -21,7 +21,7 @@ from ringfence.console import approvals, calls, forms, isolation, overview, serv
 from ringfence.console.house import House
 from ringfence.console.live import Live
 from ringfence.console.logins import LASTS_SECONDS, Logins, Visitor
-from ringfence.console.page import HEADERS, page, static
+from ringfence.console.page import HEADERS, Unmade, page, static
 from ringfence.core.errors import RingfenceError
 from ringfence.core.model import ADMIN, GuardedText, Json, Person
 from ringfence.core.quoting import quoted
@@ -31,6 +31,7 @@ from ringfence.identity import NotAdmitted
 from ringfence.identity.peers import PEER
 
 log = logging.getLogger("ringfence.console")
+T = TypeVar("T")
 
 _NAV = (
     ("approvals", "Approvals"),
@@ -69,7 +70,11 @@ class Visit:
             "now": time.time(),
             "notice": notice,
         }
-        return page(template, {**about, **values}, status)
+        return Unmade(template, {**about, **values}, status)
+
+    async def aside(self, work: Callable[[], T]) -> T:
+        """Do what may be long beside everything else, one thing of this person's at a time."""
+        return await self.house.aside.do(self.person.name, work)
 
     async def note(self, kind: str, body: Json) -> None:
         """Put on record what this person does here, before it is done."""
@@ -193,7 +198,7 @@ class Console:
                 named = match[1] if match.groups() else ""
                 whole = Visit(visit.house, visit.request, visit.visitor, visit.person, visit.given, named)
                 answer = await make(whole)
-                return answer
+                return await whole.aside(answer.make) if isinstance(answer, Unmade) else answer
         return self._error((visit.visitor, visit.person), _NOT_THERE, 404)
 
     async def _log_in(self, request: Request, form: Mapping[str, str]) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,35 +16,38 @@ from ringfence.core.errors import Refused
 from ringfence.core.model import Json, Person
 from ringfence.governance import question
 from ringfence.governance.approvals import MOST_REASON, answer, objection, tenant_of
-from ringfence.store import Approval, Conflict, RowNotFound
+from ringfence.store import Approval, Conflict, Outline, RowNotFound
 
 if TYPE_CHECKING:
     from ringfence.console.app import Visit
 
 _AT_A_GLANCE = 6_000
 """Characters of what a call carries that the list shows. What is longer is answered on a page of its own, in full."""
-_MOST_LISTED = 100
+_SHORT = 4 * _AT_A_GLANCE
+"""Of a question that is longer than this, a list reads the beginning alone."""
+_MOST_LISTED = 50
 _MOST_SETTLED = 15
 _RISK = {"read": "low", "write": "medium", "high_risk": "high"}
 
 
 def count(house: House, person: Person) -> int:
     """How many questions wait that concern this person."""
-    return sum(1 for _ in house.store.reader().pending(tenant_seen(person)))
+    return len(house.store.reader().pending(tenant_seen(person)))
 
 
 async def waiting(visit: Visit) -> Response:
     """The questions that wait, the oldest first, and the last that were answered."""
-    return visit.page("approvals.html", await in_thread(partial(_listed, visit.house, visit.person)))
+    return visit.page("approvals.html", await visit.aside(partial(_listed, visit.house, visit.person)))
 
 
 def _listed(house: House, person: Person) -> Json:
     reader = house.store.reader()
-    open_ = [each for each in reader.approvals() if person.answers_for(tenant_of(each.principal))]
+    open_ = reader.pending(tenant_seen(person))
+    outlines = [reader.outline(each, question.LONG, _SHORT, _AT_A_GLANCE) for each in open_[:_MOST_LISTED]]
     settled = reader.settled_approvals(tenant_seen(person), _MOST_SETTLED)
     return {
         "here": "approvals",
-        "cards": [_card(each, person, brief=True) for each in open_[:_MOST_LISTED]],
+        "cards": [_glance(each, person) for each in outlines if each is not None],
         "more": max(0, len(open_) - _MOST_LISTED),
         "settled": [{"approval": each, "subject": question.subject(each)} for each in settled],
     }
@@ -55,10 +59,9 @@ async def one(visit: Visit) -> Response:
 
 
 async def _shown(visit: Visit, problem: str, status: int = 200) -> Response:
-    found = await in_thread(partial(_find, visit))
-    if found is None:
+    card = await visit.aside(partial(_whole, visit))
+    if card is None:
         return visit.page("missing.html", {"here": "approvals", "what": "approval"}, 404)
-    card = _card(found, visit.person, brief=False)
     return visit.page("approval.html", {"here": "approvals", "card": card, "problem": problem}, status)
 
 
@@ -67,22 +70,42 @@ def _find(visit: Visit) -> Approval | None:
     return found if found is not None and visit.person.answers_for(tenant_of(found.principal)) else None
 
 
-def _card(approval: Approval, person: Person, *, brief: bool) -> Json:
-    sent = [(label, invisible.json_text(value)) for label, value in question.sent(approval)]
+def _whole(visit: Visit) -> Json | None:
+    found = _find(visit)
+    return None if found is None else _card(found, visit.person, _sent(found))
+
+
+def _glance(outline: Outline, person: Person) -> Json:
+    """A card of the list: with all that is sent where that is short, else with its beginning and no way to answer."""
+    approval, beginning = outline.approval, outline.beginning
+    if beginning is not None:
+        cut = invisible.quotable(beginning, lambda character: json.dumps(character)[1:-1])
+        return _card(approval, person, [(question.LONG[0], cut[:_AT_A_GLANCE])], outline.size)
+    sent = _sent(approval)
     size = sum(len(text) for _, text in sent)
-    whole = not brief or size <= _AT_A_GLANCE
+    if size <= _AT_A_GLANCE:
+        return _card(approval, person, sent)
+    return _card(approval, person, [(label, text[:_AT_A_GLANCE]) for label, text in sent[:1]], size)
+
+
+def _sent(approval: Approval) -> list[tuple[str, str]]:
+    return [(label, invisible.json_text(value)) for label, value in question.sent(approval)]
+
+
+def _card(approval: Approval, person: Person, sent: list[tuple[str, str]], cut_from: int = 0) -> Json:
     return {
         "approval": approval,
         "subject": question.subject(approval),
         "risk": _RISK.get(str(approval.summary.get("mode")), "unknown"),
         "lines": [*question.caller(approval), *question.terms(approval), *question.consequences(approval)],
-        "sent": sent if whole else [(label, text[:_AT_A_GLANCE]) for label, text in sent[:1]],
-        "whole": whole,
-        "size": size,
+        "sent": sent,
+        "whole": not cut_from,
+        "size": cut_from,
         "unshown": list(question.unshown(approval)),
         "objection": objection(approval, person),
         "open": approval.state == "pending",
-        "stamp": _stamp(approval),
+        # Of the whole alone: only that can be answered.
+        "stamp": "" if cut_from else _stamp(approval),
     }
 
 
@@ -92,13 +115,18 @@ def _stamp(approval: Approval) -> str:
     return canonical.digest([*seen, approval.rule, list(approval.roles), approval.people, approval.expires_at])
 
 
+def _stamped(visit: Visit) -> tuple[Approval | None, str]:
+    found = _find(visit)
+    return found, "" if found is None else _stamp(found)
+
+
 async def answered(visit: Visit) -> Response:
     """A person answers. What they have seen must be what is asked."""
     verdict = visit.given.get("answer")
-    found = await in_thread(partial(_find, visit))
+    found, stamp = await visit.aside(partial(_stamped, visit))
     if found is None or verdict not in ("approve", "deny"):
         return visit.page("missing.html", {"here": "approvals", "what": "approval"}, 404)
-    if visit.given.get("stamp") != _stamp(found):
+    if visit.given.get("stamp") != stamp:
         return await _shown(visit, "It is not what you have seen any more. Read it again; nothing was answered.", 409)
     reason = visit.house.clean(visit.given.get("reason", "").strip(), MOST_REASON)
     give = partial(

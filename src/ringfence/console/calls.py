@@ -32,6 +32,9 @@ _FIELDS = ("tool", "agent", "status", "effect", "since", "until", "q")
 _EFFECTS = ["confirmed", "none", "settled", "unknown"]
 _PLACE = ("v", "chain", "seq", "prev", "at", "kind", "call_id")
 _LONGEST_RECORD = 100_000
+_LONGEST_STORY = 1_000_000
+"""Characters of all records of a call that its page shows."""
+_TOO_LONG: Json = {"…": "too long for a page: ringfence audit show"}
 
 
 # ── Those that run ────────────────────────────────────────────────────────────────────────────────
@@ -126,7 +129,7 @@ async def one(visit: Visit) -> Response:
 
 
 async def _told(visit: Visit, problem: str, status: int = 200) -> Response:
-    found = await in_thread(partial(_life, visit.house, visit.person, visit.named))
+    found = await visit.aside(partial(_life, visit.house, visit.person, visit.named))
     if found is None:
         return visit.page("missing.html", {"here": "history", "what": "call"}, 404)
     more = {"may_settle": visit.person.is_admin, "problem": problem}
@@ -135,7 +138,7 @@ async def _told(visit: Visit, problem: str, status: int = 200) -> Response:
 
 async def settle(visit: Visit) -> Response:
     """A person says whether a call took effect of which nobody knew."""
-    found = await in_thread(partial(_life, visit.house, visit.person, visit.named))
+    found = await visit.aside(partial(_life, visit.house, visit.person, visit.named))
     happened = {"yes": True, "no": False}.get(visit.given.get("happened", ""))
     if found is None or happened is None:
         return visit.page("missing.html", {"here": "history", "what": "call"}, 404)
@@ -170,7 +173,7 @@ def _life(house: House, person: Person, call_id: str) -> Json | None:
         "stops": [(label, lines) for label, lines in stops if lines],
         "status": ended.get("status", "running"),
         "reason": ended.get("reason_code", ""),
-        "records": [_shown(record, body, story[0][0].at) for record, body in story],
+        "records": _fitting(story),
         "facts": facts,
         "unsettled": effect_of(ended) == "unknown" and not any(each.kind == SETTLED for each, _ in story),
         "isolation": _part(_part(facts, "isolation"), "protections"),
@@ -195,8 +198,17 @@ def _concerns(body: Json, person: Person) -> bool:
     return isinstance(asked, str) and person.answers_for(tenant_of(asked))
 
 
+def _fitting(story: list[tuple[Record, Json]]) -> list[Json]:
+    """All its records, and the bodies of as many as a page holds."""
+    shown, left = [], _LONGEST_STORY
+    for record, body in story:
+        fits = len(record.text) <= min(_LONGEST_RECORD, left)
+        left -= len(record.text) if fits else 0
+        shown.append(_shown(record, body if fits else _TOO_LONG, story[0][0].at))
+    return shown
+
+
 def _shown(record: Record, body: Json, began: float) -> Json:
-    said = {name: value for name, value in body.items() if name not in _PLACE}
     return {
         "kind": record.kind.replace("_", " "),
         "at": record.at,
@@ -204,7 +216,7 @@ def _shown(record: Record, body: Json, began: float) -> Json:
         "chain": record.chain,
         "seq": record.seq,
         "hash": record.hash,
-        "body": said if len(record.text) <= _LONGEST_RECORD else {"…": "too long for a page: ringfence audit show"},
+        "body": {name: value for name, value in body.items() if name not in _PLACE},
     }
 
 

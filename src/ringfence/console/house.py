@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from ringfence.core.aio import Aside
 from ringfence.core.errors import Refused
 from ringfence.core.model import Contract, GuardedText, Json, Person, ServerSpec
 from ringfence.core.record import dataclass
@@ -57,3 +59,5 @@ class House:
     """`backend`, `level`, what is `weaker` on this host, why there are none (`missing`), `reports` of the doctor."""
     sessions: Callable[[], AbstractAsyncContextManager[SessionService | None]]
     """The keeper of sessions, for one request; None where there is none, as nobody has a session."""
+    aside: Aside = field(default_factory=Aside)
+    """For what others decide the length of: one page of each person at a time."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from typing import Any
 
@@ -56,6 +56,14 @@ def _templates() -> Environment:
 
 def page(template: str, values: Mapping[str, Any], status: int = 200) -> Response:
     return HTMLResponse(_templates().get_template(template).render(values), status, HEADERS)
+
+
+class Unmade(Response):
+    """A page that is laid out later, and not on the loop: what stands on it may be long."""
+
+    def __init__(self, template: str, values: Mapping[str, Any], status: int) -> None:
+        super().__init__(None, status)
+        self.make = partial(page, template, values, status)
 
 
 def static(name: str) -> Response | None:

@@ -20,6 +20,8 @@ Line = tuple[str, str]
 
 _BESIDE = {"meta": "_meta", "asked": "asked", "inputs": "answers"}
 """What a call carries beside its arguments, and its label here."""
+LONG = ("arguments", *_BESIDE)
+"""The parts of what people are shown that callers decide the length of."""
 _REQUESTS = {
     "resources/read": "to read it once (",
     "resources/subscribe": "to be told of each change of it from now on (",

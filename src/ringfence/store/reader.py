@@ -6,7 +6,7 @@ import contextlib
 import sqlite3
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, get_args
 
@@ -40,6 +40,7 @@ from ringfence.store.rows import (
     TOKEN,
     Approval,
     KeyRow,
+    Outline,
     Part,
     Payload,
     PinRow,
@@ -317,7 +318,26 @@ class Reader:
             now = self._now()
         where, values = _of_tenant(tenant)
         over = f"(state <> 'pending' OR expires_at <= ?){where} ORDER BY asked_at DESC LIMIT ?"
-        return self._approvals(f"{BRIEF} WHERE {over}", [now, *values, most])
+        # Of the rows themselves, only those that are listed are read.
+        newest = "id IN (SELECT id FROM approvals WHERE "
+        return self._approvals(f"{BRIEF} WHERE {newest}{over}) ORDER BY asked_at DESC", [now, *values, most])
+
+    def outline(self, identity: str, parts: Sequence[str], longest: int, characters: int) -> Outline | None:
+        """An approval, where what people are shown is longer than `longest` without these parts of it: of the first of
+        them so many characters, as JSON, and how many all of it has. The whole is not read into this program."""
+        extracted = ", ".join("'$.' || ?" for _ in parts)
+        shown = f"CASE WHEN length(summary) <= ? THEN summary ELSE json_remove(summary, {extracted}) END"
+        query = APPROVAL.replace(" summary,", f" {shown},").replace(" FROM", ", length(summary) FROM")
+        rows = self._all(f"{query} WHERE id = ?", [longest, *parts, identity])
+        if not rows:
+            return None
+        with _readable():
+            approval = approval_from(self._connection, rows[0][:-1], self._now())
+        size = int(rows[0][-1])
+        if size <= longest:
+            return Outline(approval)
+        head = "SELECT substr(json_extract(summary, '$.' || ?), 1, ?) FROM approvals WHERE id = ?"
+        return Outline(approval, str(self._all(head, [parts[0], characters, identity])[0][0] or ""), size)
 
     def _approvals(self, query: str, values: list[Any]) -> list[Approval]:
         rows = self._all(query, values)

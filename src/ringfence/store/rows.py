@@ -116,6 +116,17 @@ class Approval:
     """What the log proves of it, where that was looked at."""
 
 
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """An approval as a list shows it."""
+
+    approval: Approval
+    beginning: str | None = None
+    """Of what was left out of it; None: it is whole."""
+    size: int = 0
+    """Characters of all that people are shown."""
+
+
 SETTLED = "outcome_settled"
 """The kind of records of what people say of calls whose effect was unknown."""
 
