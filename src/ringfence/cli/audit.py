@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
@@ -20,6 +21,8 @@ from ringfence import config, identity
 from ringfence.audit.chain import MAX_FAULTS, Findings, Known, Period, Verification, identity_in, key_id
 from ringfence.audit.explain import explain
 from ringfence.audit.export import Checkpoints, prunes, verify_export, verify_live, write_export
+from ringfence.audit.exposure import exposure
+from ringfence.audit.handover import PROGRAM, write_folder
 from ringfence.audit.keys import PUBLIC, SIGNER, public_key_from_file, published
 from ringfence.audit.signer import SigningKey
 from ringfence.audit.signing import signing_key
@@ -174,6 +177,41 @@ def explain_(
         print(safe(text, lines=True))
 
 
+@audit.command("exposure", short_help="List the calls that could have used a secret.")
+def exposure_(
+    secret: str = typer.Argument(..., metavar="SECRET", help="Its name in the configuration, not its value."),
+    since: str | None = typer.Option(None, "--since", metavar="TIME", help="From this time on (ISO 8601, UTC)."),
+    until: str | None = typer.Option(None, "--until", metavar="TIME", help="Up to, not including, this time."),
+    config_path: Path | None = common.ConfigOption,
+    demo: bool = common.DemoOption,
+    as_json: options.PrintJson = False,
+) -> None:
+    """List the calls that could have used a secret: when it has leaked, or before it is withdrawn.
+
+    BY says why: its `contract` names the secret, its `server` was given it, it `used` it, or a `result` had it. USED
+    and REFUSED count requests that it was put into or was asked for; SEEN what was removed from results.
+
+    \b
+    ringfence audit exposure helpdesk_token --since 2026-03-01
+    """
+    period = Period(common.read_time(since, "--since"), common.read_time(until, "--until"))
+    with _log(config_path, demo) as reader:
+        # A server may have been given it long before.
+        found = [
+            row
+            for row in exposure(reader.records(), secret)
+            if (period.since is None or row["at"] >= period.since)
+            and (period.until is None or row["at"] < period.until)
+        ]
+    rows = [{**row, "at": _zulu(row["at"])} for row in found]
+    if as_json:
+        common.dump(rows)
+    elif rows:
+        _table(rows)
+    else:
+        print(f"No call on record could have used a secret of the name {safe(secret)}.")
+
+
 @audit.command(short_help="Run a recorded program again, and tell what differs.")
 def replay(
     identifier: str = IdArgument,
@@ -302,6 +340,9 @@ def export(
     path: Path = typer.Argument(..., metavar="FILE", help="Where to write it; must not exist."),
     since: str | None = typer.Option(None, "--since", metavar="TIME", help="From this time on (ISO 8601, UTC)."),
     until: str | None = typer.Option(None, "--until", metavar="TIME", help="Up to, not including, this time."),
+    folder_to_hand_over: bool = typer.Option(
+        False, "--folder", help="A folder to hand over: log, table (CSV), checkpoints, public key, and its verifier."
+    ),
     config_path: Path | None = common.ConfigOption,
     demo: bool = common.DemoOption,
     as_json: options.PrintJson = False,
@@ -310,6 +351,7 @@ def export(
 
     \b
     ringfence audit export march.jsonl --since 2026-03-01 --until 2026-04-01
+    ringfence audit export march --folder --since 2026-03-01 --until 2026-04-01
     """
     period = Period(common.read_time(since, "--since"), common.read_time(until, "--until"))
     if period.since is not None and period.until is not None and period.since >= period.until:
@@ -319,7 +361,11 @@ def export(
     folder = common.state_of(config_path, demo)
     with _log(config_path, demo) as reader:
         keys = signing_key(config.key_folder())
-        report = _exported(reader, path, keys, period)
+        if folder_to_hand_over:
+            write = partial(_exported, reader, keys=keys, period=period)
+            report = write_folder(path, keys, reader.checkpoints(), write)
+        else:
+            report = _exported(reader, path, keys, period)
     if as_json:
         counts = {"records": report.records, "chains": len(report.heads)}
         public_key = str(keys.folder / PUBLIC)
@@ -329,6 +375,11 @@ def export(
     print(f"{shown}: {counted} from {safe(str(folder))}, signed with key {keys.id}.")
     public = safe(str(keys.folder / PUBLIC))
     print(f"The public key is {public}; send it to the verifier separately from the export.")
+    if folder_to_hand_over:
+        print(
+            f"Verify with Python and the package cryptography alone: python3 {shown}/{PROGRAM} {shown} --public-key KEY"
+        )
+        return
     print(f"Verify with: ringfence audit verify {shown} --public-key {PUBLIC}")
 
 

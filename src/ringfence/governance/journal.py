@@ -245,7 +245,8 @@ def common(state: CallState) -> Json:
 
 
 def _contract(contract: Contract) -> Json:
-    return {"name": contract.name, "digest": contract.digest, "mode": str(contract.mode)}
+    named = {"name": contract.name, "digest": contract.digest, "mode": str(contract.mode)}
+    return {**named, "secrets": list(contract.secrets)} if contract.secrets else named
 
 
 _parts: dict[bytes, canonical.Shared] = {}

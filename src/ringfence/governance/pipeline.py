@@ -226,6 +226,7 @@ class Pipeline:
         state = self._state(call)
         state.contract = implicit_contract(spec)
         state.isolation = self._dispatcher.isolation(state.contract)
+        state.contract = replace(state.contract, secrets=spec.secrets)  # for the record: it can use them from now on
         state.possible = effects.effects_of_start(spec, self._dispatcher.targets.servers.values(), places)
         try:
             # A server may have effects as soon as it starts, so the record of its start is on disk first.
