@@ -68,6 +68,34 @@ def test_deny_is_a_key_too_and_the_answered_is_listed(served: Served, screen: Sc
     page.locator("#settled .state.denied").wait_for()
 
 
+def test_an_answer_cannot_hit_another_question(served: Served, screen: Screen) -> None:
+    page, bob = screen.page, people.visitor(served, people.token(served, "person", "bob")["token"])
+    cards = page.locator("article[data-item]")
+    with waiting(served, {"title": "harmless"}):
+        cards.first.wait_for()
+        (first,) = bob.questions()
+        with waiting(served, {"title": "dangerous"}):
+            cards.nth(1).wait_for()
+            page.keyboard.press("j")
+            before = page.locator("[data-key-a]").nth(1).bounding_box()
+            assert bob.answer(first, "approve").status in (200, 303)
+            page.locator(f"article[id={first}].settled").wait_for()
+            assert page.locator("[data-key-a]").nth(1).bounding_box() == before, "nothing has moved"
+            assert not page.locator("[data-key-a]").first.is_visible()
+            page.keyboard.press("a")
+            page.keyboard.press("Enter")
+            page.wait_for_url(f"**/approvals/{first}")  # what has the focus is opened, and nothing answered
+            (second,) = bob.questions()
+            assert second != first, "it still waits"
+            screen.open("approvals")
+            assert page.locator(f"article[id={first}]").count() == 0
+            page.keyboard.press("j")
+            page.keyboard.press("d")
+            with page.expect_navigation():
+                page.keyboard.press("Enter")
+    assert bob.questions() == []
+
+
 def test_what_is_being_typed_stays_while_the_page_changes(served: Served, screen: Screen) -> None:
     page = screen.page
     with waiting(served, {"title": "first"}):

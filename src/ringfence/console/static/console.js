@@ -65,12 +65,40 @@ function merge(place, other) {
     return same || old.contains(document.activeElement) ? old : each;
   });
   // Nothing that stays is moved: it would lose the focus.
-  for (const each of [...place.children]) if (!wanted.includes(each)) each.remove();
-  let at = place.firstElementChild;
-  for (const each of wanted) {
-    if (each === at) at = at.nextElementSibling;
-    else place.insertBefore(each, at);
+  for (const each of [...place.children]) {
+    if (wanted.includes(each)) continue;
+    const replaced = wanted.some((other) => other.dataset.key === each.dataset.key);
+    if (place.dataset.settle !== undefined && each.matches("[data-item]") && !replaced) settle(each);
+    else each.remove();
   }
+  let at = place.firstElementChild;
+  let moved = false;
+  for (const each of wanted) {
+    while (at && at.classList.contains("settled")) at = at.nextElementSibling;
+    if (each === at) {
+      at = at.nextElementSibling;
+      if (moved) hold(each);
+    } else {
+      place.insertBefore(each, at);
+      moved = true;
+      if (held.has(each.dataset.key)) hold(each);
+    }
+  }
+}
+
+// An answer must be for what stood there when a person reached for it. So what waits no more keeps its place until the
+// page is left, and where something moves, its buttons rest.
+
+function settle(card) {
+  if (card.classList.contains("settled")) return;
+  card.classList.add("settled");
+  for (const form of all("form", card)) form.inert = true;
+  one(".meta", card)?.append(" · waits no more");
+}
+function hold(card) {
+  const buttons = all("button", card).filter((each) => !each.disabled);
+  for (const each of buttons) each.disabled = true;
+  setTimeout(() => { for (const each of buttons) each.disabled = false; }, 700);
 }
 
 function listen() {
@@ -117,8 +145,8 @@ function move(step) {
   next.scrollIntoView({ block: "nearest" });
 }
 function choose(name) {
-  const item = document.activeElement.closest("[data-item]") ?? (all("[data-item]").length === 1 ? one("[data-item]") : null);
-  one(`[data-key-${name}]`, item ?? document.createElement("i"))?.focus();
+  const item = document.activeElement.closest("[data-item]:not(.settled)");
+  if (item) one(`[data-key-${name}]`, item)?.focus();
 }
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
