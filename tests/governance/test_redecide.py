@@ -224,3 +224,16 @@ def test_what_is_known_of_a_rule_is_taken() -> None:
     looking = Rule("r", Action.DENY, argument_patterns={"a": "x"})
     assert weigh(rule("allow", "a"), looking, known={"r": MISSES}).verdicts == {"allow"}
     assert weigh(rule("allow", "a"), looking, known={"r": AS_SENT}).verdicts == {"deny"}
+
+
+async def test_labels_on_record_decide_again(tmp_path: Path) -> None:
+    read = faking.contract("echo", labels=["private"])
+    out = rule("deny", "out", taint_labels=("private",))
+    got = await again(tmp_path, (), (out,), contract=read)
+    assert (got.old, got.new, got.new_rules[:1]) == ("allow", frozenset({"deny"}), ("out",))
+
+
+async def test_a_label_that_depends_on_arguments_leaves_it_open(tmp_path: Path) -> None:
+    sends = faking.contract("echo", labels=[{"label": "external_sink", "when": 'args.text == "x"'}])
+    got = await again(tmp_path, (), (rule("deny", "out", sink=True),), contract=sends)
+    assert (got.new, got.depends) == (frozenset({"allow", "deny"}), ("out",))
