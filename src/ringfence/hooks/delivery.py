@@ -162,7 +162,9 @@ class HookDelivery:
     async def _taken(self, last: int, count: int) -> None:
         self._after = last
         self.counts.taken += count
-        await anyio.to_thread.run_sync(self._place.write, last)
+        # Also when the gateway ends just now: it has them, and need not get them again.
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self._place.write, last)
 
     def _next(self) -> tuple[int, list[tuple[int, Json]]]:
         assert self._after is not None
