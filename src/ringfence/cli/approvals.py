@@ -108,7 +108,7 @@ def deny(
     _answer(identifier, config_path, demo, reason, approve=False)
 
 
-@approvals.command()
+@approvals.command(short_help="Approve one call, and others like it beforehand.")
 def allow(
     identifier: str = IdArgument,
     times: int = typer.Option(..., "--times", min=1, help="How many calls, besides the one that waits."),
@@ -152,7 +152,7 @@ def allow(
     print(f"To take it back: ringfence approvals revoke {made.id}{_place(config_path, demo)}")
 
 
-@approvals.command("standing")
+@approvals.command("standing", short_help="List what people approved beforehand.")
 def standing_(
     config_path: Path | None = common.ConfigOption,
     demo: bool = common.DemoOption,
