@@ -416,7 +416,7 @@ class App:
                 **{name: implicit_contract(spec) for name, spec in settings.servers.items()},
                 SERVER: own_lists(settings),
             },
-            permissions=Permissions(settings.agents, settings.environment, settings.gateway.step_up),
+            permissions=Permissions(settings.agents, settings.environment, settings.gateway.step_up, settings.budgets),
             label_seconds=settings.policy.label_seconds,
         )
 

@@ -34,7 +34,7 @@ def principal_of(settings: Config, agent: str) -> Principal:
 
 def permissions_of(settings: Config) -> Permissions:
     """What each agent may call at all."""
-    return Permissions(settings.agents, settings.environment, settings.gateway.step_up)
+    return Permissions(settings.agents, settings.environment, settings.gateway.step_up, settings.budgets)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from ringfence.core.model import (
     AgentSpec,
     ApprovalRule,
     Contract,
+    CostBudget,
     HookSpec,
     Mode,
     NetworkSpec,
@@ -43,6 +44,7 @@ def loosens(old: Config, new: Config) -> list[str]:
         *_settings(old, new),
         *_people(old.people, new.people),
         *_agents(old.agents, new.agents),
+        *_budgets(old.budgets, new.budgets),
         *_servers(old, new),
         *_contracts(old, new),
         *_networks(old.networks, new.networks),
@@ -231,9 +233,21 @@ def _people(old: Mapping[str, Person], new: Mapping[str, Person]) -> Iterator[st
 _AGENT: Mapping[str, Holds] = {
     **dict.fromkeys(("capabilities", "resources", "prompts", "environments"), _within),
     "quota": lambda old, new: _rate(old, new),
+    "budget": lambda old, new: _spends_no_more(old, new),
     **dict.fromkeys(("os_user", "oidc_client"), lambda _old, new: new is None),
     "metrics": _no_more,
 }
+
+
+def _spends_no_more(old: CostBudget | None, new: CostBudget | None) -> bool:
+    """Another window is another budget: whether it is more, nobody can say."""
+    return old is None or (new is not None and new.units <= old.units and new.seconds == old.seconds)
+
+
+def _budgets(old: Mapping[str, CostBudget], new: Mapping[str, CostBudget]) -> Iterator[str]:
+    for name, budget in old.items():
+        if not _spends_no_more(budget, new.get(name)):
+            yield f"tenant {name!r}: its agents may spend more than {budget.units} units in {budget.seconds:g} s"
 
 
 def _agents(old: Mapping[str, AgentSpec], new: Mapping[str, AgentSpec]) -> Iterator[str]:
@@ -313,6 +327,7 @@ _CONTRACT: Mapping[str, Holds] = {
     "timeout_seconds": _no_more,
     "retry": _retry,
     "rate": _rate,
+    "cost": lambda old, new: new >= old,
     "approval": _any,  # below: a name says nothing by itself
     "redact": _covers,
     "meta": _within,

@@ -185,6 +185,7 @@ class Draft:
     vault: Shaped[schema.VaultSection]
     people: dict[str, Shaped[schema.PersonEntry]]
     agents: dict[str, Shaped[schema.AgentEntry]]
+    tenants: dict[str, Shaped[schema.TenantEntry]]
     servers: dict[str, Shaped[schema.ServerEntry]]
     capabilities: dict[str, Shaped[schema.CapabilityEntry]]
     networks: dict[str, Shaped[schema.NetworkEntry]]
@@ -225,6 +226,7 @@ def read_draft(source: YamlSource, base: Path) -> Draft:
         vault=_section(schema.VaultSection, source, "vault"),
         people=_entries(schema.PersonEntry, source, "people"),
         agents=_entries(schema.AgentEntry, source, "agents"),
+        tenants=_entries(schema.TenantEntry, source, "tenants"),
         servers=_entries(schema.ServerEntry, source, "servers"),
         capabilities=_entries(schema.CapabilityEntry, source, "capabilities"),
         networks=_entries(schema.NetworkEntry, source, "networks"),

@@ -34,6 +34,7 @@ from ringfence.core.model import (
     ApprovalRule,
     CallKind,
     Contract,
+    CostBudget,
     Escalation,
     HookSpec,
     Issuer,
@@ -121,6 +122,9 @@ def _config(text: str, file: str, path: Path, files: tuple[Path, ...], base: Pat
         policy=policy,
         sandbox=_sandbox(draft.sandbox.shape, draft.base),
         agents={name: _agent(name, found.shape) for name, found in draft.agents.items()},
+        budgets={
+            name: budget for name, found in draft.tenants.items() if (budget := _budget(found.shape.budget)) is not None
+        },
         warnings=tuple(sorted(draft.warnings)),
         files=(*files, *policy.files),
         rule_places=read_rules.places,
@@ -277,11 +281,16 @@ def _agent(name: str, shape: schema.AgentEntry) -> AgentSpec:
         prompts=tuple(shape.prompts),
         environments=_patterns(shape.environments),
         quota=Rate(**shape.quota.model_dump()),
+        budget=_budget(shape.budget),
         person=shape.person,
         os_user=shape.os_user,
         oidc_client=shape.oidc_client,
         metrics=shape.metrics,
     )
+
+
+def _budget(shape: schema.BudgetEntry | None) -> CostBudget | None:
+    return None if shape is None else CostBudget(shape.units, shape.seconds)
 
 
 def _server(draft: Draft, name: str, shape: schema.ServerEntry) -> ServerSpec:

@@ -147,6 +147,15 @@ class QuotaSection(Shape):
     per_day: Count | None = None
 
 
+class BudgetEntry(Shape):
+    units: Annotated[int, Field(ge=0, le=1_000_000_000)]
+    seconds: Annotated[float, Field(ge=60, le=31_536_000)] = 86_400.0
+
+
+class TenantEntry(Shape):
+    budget: BudgetEntry | None = None
+
+
 class AgentEntry(Shape):
     roles: list[Word] = []
     capabilities: list[Glob] = []
@@ -155,6 +164,7 @@ class AgentEntry(Shape):
     tenant: Word = DEFAULT_TENANT
     environments: Annotated[list[Word], Field(min_length=1)] | None = None
     quota: QuotaSection = QuotaSection()
+    budget: BudgetEntry | None = None
     person: Word | None = None
     os_user: Text | None = None
     oidc_client: Text | None = None
@@ -290,6 +300,7 @@ class CapabilityEntry(Shape):
         Discriminator(_idempotent_form),
     ] = False
     rate: RateSection = RateSection()
+    cost: Annotated[int, Field(ge=0, le=1_000_000)] = 1
     approval: Word | None = None
     log: LogSection = LogSection()
     redact: list[Text] = []
@@ -515,6 +526,7 @@ class ConfigFileTop(Shape):
     gateway: Any = None
     people: Any = None
     agents: Any = None
+    tenants: Any = None
     servers: Any = None
     capabilities: Any = None
     networks: Any = None
@@ -540,6 +552,7 @@ SECTIONS: dict[str, type[Shape]] = {
 ENTRIES: dict[str, type[Shape]] = {
     "people": PersonEntry,
     "agents": AgentEntry,
+    "tenants": TenantEntry,
     "servers": ServerEntry,
     "capabilities": CapabilityEntry,
     "networks": NetworkEntry,

@@ -15,6 +15,7 @@ from ringfence.core.model import (
     AgentSpec,
     ApprovalRule,
     Contract,
+    CostBudget,
     HookSpec,
     Issuer,
     NetworkSpec,
@@ -172,6 +173,8 @@ class Config:
     audit: AuditSettings = AuditSettings()
     agents: Mapping[str, AgentSpec] = field(default_factory=dict)
     """Who may call; without any, the local user's agent."""
+    budgets: Mapping[str, CostBudget] = field(default_factory=dict)
+    """What all agents of a tenant may spend together, by its name."""
     own_tools: bool = True
     """Whether tools of our own are offered that no capability declares."""
     warnings: tuple[Problem, ...] = ()

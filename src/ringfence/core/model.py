@@ -187,6 +187,14 @@ class Rate:
 
 
 @plain
+class CostBudget:
+    """How many cost units may be spent within one window. Windows begin at whole multiples of their length, in UTC."""
+
+    units: int
+    seconds: float
+
+
+@plain
 class LogPolicy:
     """How much of a payload the audit log may hold: its digest, its field names, or the text redacted."""
 
@@ -246,6 +254,8 @@ class Contract:
     rate: Rate = Rate()
     approval: str = "none"
     """`none`, `always`, or the name of an approval rule."""
+    cost: int = 1
+    """Units that a call spends of the budgets of its agent and tenant."""
     log: LogPolicy = LogPolicy()
     redact: tuple[str, ...] = ()
     result: ResultPolicy = ResultPolicy()
@@ -369,6 +379,7 @@ class AgentSpec:
     """Programs of this account on this machine are this agent."""
     oidc_client: str | None = None
     """The client of the identity provider that is this agent, when it acts for its person."""
+    budget: CostBudget | None = None
     metrics: bool = False
     """Whether it may read `/metrics`, which counts what all agents did."""
 

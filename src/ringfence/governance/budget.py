@@ -11,11 +11,12 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import field
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Generic, TypeVar
 
 from ringfence.core.errors import Refused
-from ringfence.core.model import Call, Contract, Rate, Status
+from ringfence.core.model import Call, Contract, CostBudget, Rate, Status
 from ringfence.core.record import dataclass
 
 LOOP_FAILURES = 200
@@ -35,6 +36,13 @@ def day_scope(call: Call, contract: Contract) -> str:
 def agent_scope(call: Call) -> str:
     """The same of all its calls together. No capability has an empty name."""
     return f"{call.principal.key}:"
+
+
+def window(budget: CostBudget, now: float) -> tuple[str, str]:
+    """The window that a budget is spent from now, by a name that sorts by time; and when the next one begins."""
+    begins = now // budget.seconds * budget.seconds
+    start, end = (datetime.fromtimestamp(at, UTC) for at in (begins, begins + budget.seconds))
+    return f"{start:%Y-%m-%dT%H:%M:%S}/{budget.seconds:g}", f"{end:%Y-%m-%d %H:%M:%S} UTC"
 
 
 @dataclass(slots=True)

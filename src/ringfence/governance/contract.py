@@ -88,6 +88,7 @@ def build(name: str, given: Mapping[str, Any]) -> tuple[Contract, list[ContractP
         idempotent=bool(idempotent),
         idempotent_key=key,
         rate=Rate(**(given.get("rate") or {})),
+        cost=given.get("cost", 1),
         approval=given.get("approval") or ("always" if mode is Mode.HIGH_RISK else "none"),
         log=LogPolicy(**(given.get("log") or {})),
         redact=tuple(given.get("redact") or ()),

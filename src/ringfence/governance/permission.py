@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 
 from ringfence.core import canonical
 from ringfence.core.errors import Refused
-from ringfence.core.model import AgentSpec, Call, Json, Principal, Rate, Status
+from ringfence.core.model import AgentSpec, Call, CostBudget, Json, Principal, Rate, Status
 from ringfence.core.quoting import quoted
 from ringfence.governance import uris
 from ringfence.sandbox.tools.toolkit import SERVER
@@ -121,12 +121,17 @@ class Permissions:
     """Those of all agents in one environment. Never changes; a new configuration makes new ones."""
 
     def __init__(
-        self, agents: Mapping[str, AgentSpec], environment: str, step_up: Mapping[str, tuple[str, ...]] | None = None
+        self,
+        agents: Mapping[str, AgentSpec],
+        environment: str,
+        step_up: Mapping[str, tuple[str, ...]] | None = None,
+        budgets: Mapping[str, CostBudget] | None = None,
     ) -> None:
         """`step_up` are patterns of capabilities, by the scope that a token of an identity provider must have."""
         self._agents = dict(agents)
         self._step_up = dict(step_up or {})
         self._environment = environment
+        self._budgets = dict(budgets or {})
         self._made: dict[str, Permission] = {}
         self.digest = canonical.digest([[_said(agent) for agent in self._agents.values()], self._step_up])
 
@@ -134,6 +139,16 @@ class Permissions:
     def declared(self) -> bool:
         """Whether agents are told apart."""
         return bool(self._agents)
+
+    def budgets(self, principal: Principal) -> list[tuple[str, str, CostBudget]]:
+        """What its calls are charged to: under which name, in words, and how much that has."""
+        found: list[tuple[str, str, CostBudget]] = []
+        agent = self._agents.get(principal.agent)
+        if agent is not None and agent.budget is not None:
+            found.append((f"{principal.key}:cost", f"agent {agent.name}", agent.budget))
+        if (shared := self._budgets.get(principal.tenant)) is not None:
+            found.append((f"{principal.tenant}:cost", f"tenant {principal.tenant}", shared))
+        return found
 
     def of(self, principal: Principal) -> Permission:
         if not self._agents or principal.kind == "system":

@@ -28,6 +28,7 @@ from ringfence.core.model import (
     Answer,
     Call,
     Contract,
+    CostBudget,
     Decision,
     Effect,
     Flow,
@@ -524,6 +525,8 @@ class Pipeline:
         state.isolation = self._dispatcher.isolation(contract)
         forked = [] if state.opening is None else [state.opening] * state.call.arguments["count"]
         spent = [each for each in (contract, *forked) if each.rate.per_day is not None]
+        cost = contract.cost + sum(each.cost for each in forked)
+        charged = _budgets(rules, state) if cost else []
 
         notes = state.flow if state.flow is not None and flow.unsaid(state.flow) else None
 
@@ -537,6 +540,7 @@ class Pipeline:
             if requirement is not None:
                 approval = state.approval = self._use(rules, tx, digest, state.call.id)
             self._spend(rules, tx, state, spent)
+            _charge(tx, state, charged, cost)
             payload = self._payload_to_keep(contract, journal.as_sent(state.call), contract.log.arguments)
             if payload is not None:
                 state.kept["arguments"] = canonical.salted_bytes(payload, state.salt)
@@ -550,7 +554,8 @@ class Pipeline:
         alone = self._under_way == 1
         if notes is None and state.flow is not None:
             state.flow.noted = True
-        plain = key is None and requirement is None and not spent and notes is None and _per_day(rules, state) is None
+        counted = spent or charged or _per_day(rules, state) is not None
+        plain = key is None and requirement is None and not counted and notes is None
         keeps = contract.log.arguments == "redacted" or contract.record == "full"
         try:
             if plain and not keeps and not state.durable:
@@ -931,6 +936,20 @@ def _trust(state: CallState, reason_code: str) -> str:
     if reason_code not in journal.SAID_BY_OTHERS:
         return "trusted"
     return state.contract.result.trust if state.contract is not None else "untrusted"
+
+
+def _budgets(rules: Rulebook, state: CallState) -> list[tuple[str, str, CostBudget]]:
+    """What a call is charged to."""
+    return [] if state.call.kind in ASIDE else rules.permissions.budgets(state.call.principal)
+
+
+def _charge(tx: Transaction, state: CallState, charged: list[tuple[str, str, CostBudget]], cost: int) -> None:
+    """Take what the call costs from each budget. Raises Refused where one has too little left."""
+    for scope, whose, units in charged:
+        name, again = budget.window(units, state.began_at.timestamp())
+        if not tx.spend(scope, name, units.units, cost):
+            text = f"The {whose} may spend {units.units} units in {units.seconds:g} s, and this call costs {cost}"
+            raise Refused(Status.DENIED, "quota", f"{text}; it has them again at {again}.")
 
 
 def _per_day(rules: Rulebook, state: CallState) -> int | None:

@@ -816,8 +816,8 @@ class Transaction:
 
     # ── Quotas ──
 
-    def spend(self, scope: str, day: str, limit: int) -> bool:
-        """Take one of `limit` for this day; False where none is left.
+    def spend(self, scope: str, day: str, limit: int, amount: int = 1) -> bool:
+        """Take one, or more, of `limit` for this day, or for the window that begins then; False where too few are left.
 
         What was spent on the last days on record stays, whatever day it is by the clock: one that was ahead for a while
         must not give back what today has spent.
@@ -827,12 +827,12 @@ class Transaction:
             " (SELECT day FROM quotas WHERE scope = ?1 ORDER BY day DESC LIMIT ?3)",
             (scope, day, KEPT_DAYS),
         )
-        if limit < 1:
+        if limit < amount:
             return False
         spent = self._connection.execute(
-            "INSERT INTO quotas (scope, day, used) VALUES (?, ?, 1)"
-            " ON CONFLICT (scope, day) DO UPDATE SET used = used + 1 WHERE used < ?",
-            (scope, day, limit),
+            "INSERT INTO quotas (scope, day, used) VALUES (?1, ?2, ?4)"
+            " ON CONFLICT (scope, day) DO UPDATE SET used = used + ?4 WHERE used + ?4 <= ?3",
+            (scope, day, limit, amount),
         )
         return spent.rowcount == 1
 
