@@ -64,6 +64,24 @@ def test_console_shows_a_link_on_the_terminal_alone(served: Served) -> None:
     assert silent.returncode == 1 and "no gateway listens" in silent.stderr
 
 
+def test_no_link_is_made_for_a_port_of_another_account(served: Served) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can be another account as well")
+    listens = (
+        "import os, socket; os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "with socket.create_server(('127.0.0.1', 0)) as place:\n"
+        "    print(place.getsockname()[1], flush=True)\n"
+        "    way, _ = place.accept(); way.recv(4096); way.sendall(b'HTTP/1.1 200 OK\\r\\n\\r\\n'); way.recv(4096)\n"
+    )
+    with subprocess.Popen([sys.executable, "-I", "-c", listens], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        url = f"http://127.0.0.1:{int(other.stdout.readline())}"
+        refused = gateways.run("console", "--config", served.config, "--url", url)
+        assert refused.returncode == 1 and "no gateway of this account" in refused.stderr
+    wrong = gateways.run("console", "--config", served.config, "--url", "http://127.0.0.1:99999")
+    assert wrong.returncode == 1 and "no gateway listens" in wrong.stderr
+
+
 def test_a_link_logs_in_no_other_account(served: Served) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can be another account as well")

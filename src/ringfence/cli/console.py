@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import typer
 
-from ringfence import identity
+from ringfence import config, identity
 from ringfence.cli import common
 from ringfence.cli.terminal import tell
 from ringfence.compose.console import LINK_SECONDS, new_link
+from ringfence.core import system
 
 _SECONDS = 5.0
 
@@ -50,11 +52,19 @@ def console(
 
 
 def _reached(base: str) -> None:
-    """Make no link that leads nowhere."""
+    """Make no link that leads nowhere, or to a port that another account of this machine holds."""
     place = urlsplit(base)
-    port = place.port or (443 if place.scheme == "https" else 80)
+    host = place.hostname or ""
     try:
-        with socket.create_connection((place.hostname or "", port), timeout=_SECONDS):
-            return
+        port = place.port or (443 if place.scheme == "https" else 80)
+        with socket.create_connection((host, port), timeout=_SECONDS) as connection:
+            if place.scheme == "https" or not config.is_loopback(host) or not system.tells_peers():
+                return
+            # Whose it is can be known once it has taken the connection.
+            connection.sendall(f"GET /healthz HTTP/1.1\r\nHost: {place.netloc}\r\n\r\n".encode())
+            connection.recv(1)
+            whose = identity.peer_uid(connection)
     except (OSError, ValueError):
         common.fail(f"no gateway listens at {base}; start it (ringfence serve), or name its address with --url URL")
+    if whose not in (os.geteuid(), 0):
+        common.fail(f"what listens at {base} is no gateway of this account: it would learn the link")

@@ -12,7 +12,6 @@ from ringfence import __version__
 from ringfence.core import system
 from ringfence.core.errors import StoreError
 from ringfence.core.model import Json
-from ringfence.sandbox.files.blobstore import private_folder, write_whole
 
 FOLDER = "doctor"
 _MOST_BYTES = 4_000_000
@@ -21,6 +20,8 @@ _PLACES = ("box", "session", "server")
 
 def keep(state: Path, report: Json, place: str) -> bool:
     """Keep a report, in the place of the one before it. Where there is no state yet, none is begun for it."""
+    from ringfence.sandbox.files.blobstore import private_folder, write_whole  # noqa: PLC0415 - for Linux alone
+
     if not state.is_dir():
         return False
     with suppress(OSError, StoreError):

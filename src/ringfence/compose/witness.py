@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import http.client
 import logging
 import os
@@ -139,6 +138,8 @@ def rewritable(path: Path) -> str | None:
         return None  # it is told when it is to be written
     if system.stranger(info) or sys.platform != "linux":
         return None
+    import fcntl  # noqa: PLC0415 - not every system has it
+
     with suppress(OSError), closing(_Descriptor(os.open(path, os.O_RDONLY | system.PRIVATE))) as file:
         (flags,) = struct.unpack("l", fcntl.ioctl(file.number, _GET_FLAGS, struct.pack("l", 0)))
         if flags & _APPEND_ONLY:

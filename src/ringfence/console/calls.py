@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, get_args
 from urllib.parse import urlencode
 
@@ -46,10 +47,11 @@ async def live(visit: Visit) -> Response:
 
 def _live(house: House, person: Person) -> Json:
     reader = house.store.reader()
-    running = [row for call_id in reader.running()[-_MOST_RUNNING:] if (row := _started(reader, call_id, person))]
+    started = (_started(reader, call_id, person) for call_id in reversed(reader.running()))
+    running = list(islice(filter(None, started), _MOST_RUNNING))
     ready = house.history.catch_up(_READING_SECONDS)
     return {
-        "running": running[::-1],
+        "running": running,
         "ended": house.history.find(CallSearch(tenant=tenant_seen(person)), _JUST_ENDED) if ready else [],
     }
 
