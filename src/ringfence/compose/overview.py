@@ -12,14 +12,12 @@ from contextlib import suppress
 from dataclasses import replace
 from statistics import median, quantiles
 
-from ringfence.compose.keeper import keeper_launch
 from ringfence.config.settings import Config
-from ringfence.core import canonical
+from ringfence.core import canonical, system
 from ringfence.core.errors import RingfenceError
 from ringfence.core.model import Json
 from ringfence.core.record import dataclass
 from ringfence.core.sessions import Owner, SessionInfo, UsageSample
-from ringfence.sandbox.keeper.client import KeeperClient
 from ringfence.store import Reader, Record
 
 SECONDS = 60.0
@@ -134,6 +132,11 @@ class Overview:
 
     async def _sessions(self) -> list[Json] | None:
         """Those that are open; None where the keeper does not answer. Where there is no keeper, there are none."""
+        if system.no_boxes() is not None:
+            return []
+        from ringfence.compose.keeper import keeper_launch  # noqa: PLC0415 - for Linux alone
+        from ringfence.sandbox.keeper.client import KeeperClient  # noqa: PLC0415
+
         launch = keeper_launch(self._settings.gateway.state, replace(self._settings.sandbox))
         if not launch.folder.is_found():
             return []
