@@ -83,6 +83,7 @@ def test_every_key_arrives() -> None:
         retry={"attempts": 1, "on": ["timeout"]},
         idempotent=True,
         rate={"per_minute": 5, "burst": 2},
+        cost=3,
         approval="manager",
         log={"arguments": "names"},
         redact=["[0-9]+"],
