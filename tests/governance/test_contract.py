@@ -140,7 +140,7 @@ def test_the_digest_covers_every_other_field() -> None:
         "network": "n", "mounts": (Mount("/a", "/b"),), "secrets": ("s",), "environments": (), "isolation": "process",
         "memory_layout": "fresh", "template": "data", "timeout_seconds": 1.0,
         "listen": Listening(True, (("web", 8000),)), "commands": CommandRules(("ls",)),
-        "retry": Retry(1), "idempotent": True, "idempotent_key": "k", "rate": Rate(1),
+        "retry": Retry(1), "idempotent": True, "idempotent_key": "k", "rate": Rate(1), "cost": 2,
         "approval": "always", "log": replace(base.log, result="names"), "redact": ("x",), "result": ResultPolicy(1),
         "effects": replace(base.effects, reversible=True), "labels": ("l",), "meta": ("m",),
         "labels_when": (LabelWhen("l", "true"),), "place": "args.p",
