@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 from collections.abc import Iterator
 
 import pytest
 
+from ringfence.console.servers import how
+from ringfence.core.model import GuardedText, ServerSpec
+from ringfence.governance.guard import Guard
 from tests import gateways, tooling
 from tests.console import people
 from tests.console.people import Browser, call, token, visitor
@@ -20,9 +24,14 @@ MORE = """  greet: {server: moody, mode: read}
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    moody = f"moody: {{command: {gateways.server('moody_server.py')}, placement: unsafe_host}}"
+    command = [*tooling.fixture_command("moody_server.py"), "--api-key", KEY, SHAPED]
+    moody = f"moody: {{command: {json.dumps(command)}, placement: unsafe_host}}"
     with people.serve(tmp_path_factory.mktemp("servers"), MORE, servers=moody) as served:
         yield served
+
+
+KEY = "correct-horse-battery"
+SHAPED = "ghp_" + "a1B2c3D4e5" * 3 + "f6G7h8"
 
 
 def person(served: Served, name: str) -> Browser:
@@ -51,6 +60,36 @@ def test_servers_and_contracts_are_listed(served: Served, dora: Browser) -> None
     page = dora.get("/console/servers").text
     assert "helpdesk" in page and "moody_server.py" in page and "create_ticket" in page and "approval manager" in page
     assert ">not offered<" in page, "its tools are not accepted"
+
+
+def test_a_key_on_a_command_line_is_not_for_all_who_look(served: Served, dora: Browser) -> None:
+    for path in ("servers", "servers/moody"):
+        page = dora.get(f"/console/{path}").text
+        assert "moody_server.py --api-key [redacted] [redacted" in page and KEY not in page and SHAPED not in page
+
+
+def clean(text: str, most: int) -> GuardedText:
+    return Guard(lambda definition, value: None).message(text, most=most)
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        (("run", "--api-key", "hunter2", "--verbose"), "run --api-key [redacted] --verbose"),
+        (("run", "--password=hunter2", "x"), "run --password=[redacted] x"),
+        (("env", "DB_PASSWORD=hunter2", "run"), "env DB_PASSWORD=[redacted] run"),
+        (("run", "--header", "Authorization: Bearer hunter2"), "run --header Authorization:[redacted]"),
+        (("run", "--token", "--verbose", "x"), "run --token --verbose x"),
+        (("npx", "-y", "@scope/monkey"), "npx -y @scope/monkey"),
+    ],
+)
+def test_a_command_is_shown_without_keys(command: tuple[str, ...], shown: str) -> None:
+    assert how(ServerSpec("s", command=command), clean) == shown
+
+
+def test_an_address_is_shown_without_keys() -> None:
+    spec = ServerSpec("s", url="https://me:hunter2@host.example:8443/mcp?key=hunter2#x")
+    assert how(spec, clean) == "https://host.example:8443/mcp?[redacted]"
 
 
 def test_what_is_new_is_offered_once_an_admin_accepted_it(served: Served, dora: Browser) -> None:

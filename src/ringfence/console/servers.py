@@ -5,10 +5,12 @@ They are the gateway's own, and not of one tenant of several: people of other te
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from starlette.responses import Response
 
@@ -16,61 +18,90 @@ from ringfence.console.house import House
 from ringfence.core import canonical
 from ringfence.core.aio import in_thread
 from ringfence.core.errors import Refused
-from ringfence.core.model import Contract, Json, ServerSpec
+from ringfence.core.model import Contract, GuardedText, Json, ServerSpec
+from ringfence.core.secret import REPLACEMENT
 from ringfence.governance.drift import Drift
 
 if TYPE_CHECKING:
     from ringfence.console.app import Visit
 
+Clean = Callable[[str, int], GuardedText]
 _MOST_TOLD = 20
+_MOST_SHOWN = 2_000
+"""Characters of one text of the configuration."""
+_KEY = r"(?i:key|token|secret|passw|pwd|credential|auth|bearer)"
+_OPTION = re.compile(rf"-[\w-]*{_KEY}[\w-]*")
+_GIVEN = re.compile(rf"([\w-]*{_KEY}[\w-]*[=:]).+", re.DOTALL)
+"""A word that names a key and has it."""
 
 
 async def every(visit: Visit) -> Response:
     if not visit.person.is_of_all:
         return visit.page("missing.html", {"here": "approvals", "what": "page"}, 404)
-    return visit.page("servers.html", {"here": "servers", **await in_thread(partial(_all, visit.house))})
+    desk = visit.house.desk
+    # What the loop changes is read on the loop.
+    specs, connected = dict(desk.servers()), desk.connected()
+    values = await in_thread(partial(_all, visit.house, specs, connected))
+    return visit.page("servers.html", {"here": "servers", **values})
 
 
-def _all(house: House) -> Json:
-    connected = house.desk.connected()
+def _all(house: House, specs: Mapping[str, ServerSpec], connected: Mapping[str, int]) -> Json:
     rows = []
-    for name, spec in house.desk.servers().items():
+    for name, spec in specs.items():
         shown = house.desk.pins.shown(name)
         rows.append(
             {
                 "spec": spec,
-                "how": _how(spec),
+                "how": how(spec, house.clean),
                 "connected": connected.get(name, 0),
                 "asked": shown is not None,
                 "accepted": len(house.desk.pins.accepted(name)),
                 "drifts": len(house.desk.pins.drifts(name)),
             }
         )
-    return {"servers": rows, "contracts": [_contract(each, why) for each, why in house.desk.contracts()]}
+    return {"servers": rows, "contracts": [_contract(house, each, why) for each, why in house.desk.contracts()]}
 
 
-def _how(spec: ServerSpec) -> str:
-    return spec.url if spec.url is not None else " ".join(spec.command)
+def how(spec: ServerSpec, clean: Clean) -> GuardedText:
+    """How a server is reached, without what lets somebody in: the operator wrote it for this machine, not for all who
+    look at pages."""
+    if spec.url is None:
+        return clean(" ".join(_without_keys(spec.command)), _MOST_SHOWN)
+    parts = urlsplit(spec.url)
+    asked = f"?{REPLACEMENT}" if parts.query or parts.fragment else ""
+    return clean(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}{asked}", _MOST_SHOWN)
 
 
-def _contract(contract: Contract, why: Refused | None) -> Json:
+def _without_keys(words: Sequence[str]) -> Iterator[str]:
+    follows = False
+    for word in words:
+        if follows and not word.startswith("--"):
+            yield REPLACEMENT
+        elif match := _GIVEN.search(word):
+            yield word[: match.end(1)] + REPLACEMENT
+        else:
+            yield word
+        follows = not follows and _OPTION.fullmatch(word) is not None
+
+
+def _contract(house: House, contract: Contract, why: Refused | None) -> Json:
     shown = {name: value for name, value in asdict(contract).items() if name not in ("name", "digest")}
     return {
         "contract": contract,
         "why": "" if why is None else why.message,
         "leads_to": contract.server
         or ("the gateway's own" if contract.transport == "sandboxed_exec" else "any server"),
-        "whole": canonical.loads(canonical.dumps(_plain(shown))),
+        "whole": canonical.loads(canonical.dumps(_plain(shown, house.clean))),
     }
 
 
-def _plain(value: object) -> object:
-    """As JSON has it."""
+def _plain(value: object, clean: Clean) -> object:
+    """As JSON has it, and each text as it may be shown."""
     if isinstance(value, dict):
-        return {str(name): _plain(each) for name, each in value.items()}
+        return {str(name): _plain(each, clean) for name, each in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(each) for each in value]
-    return value if value is None or isinstance(value, bool | int | float) else str(value)
+        return [_plain(each, clean) for each in value]
+    return value if value is None or isinstance(value, bool | int | float) else str(clean(str(value), _MOST_SHOWN))
 
 
 # ── One ───────────────────────────────────────────────────────────────────────────────────────────
@@ -85,12 +116,13 @@ async def _shown(visit: Visit, problem: str, status: int = 200) -> Response:
     spec = visit.house.desk.servers().get(visit.named) if visit.person.is_of_all else None
     if spec is None:
         return visit.page("missing.html", {"here": "servers", "what": "server"}, 404)
-    values = await in_thread(partial(_one, visit.house, spec))
+    connected = visit.house.desk.connected().get(spec.name, 0)
+    values = await in_thread(partial(_one, visit.house, spec, connected))
     may = visit.person.is_admin
     return visit.page("server.html", {"here": "servers", **values, "may_accept": may, "problem": problem}, status)
 
 
-def _one(house: House, spec: ServerSpec) -> Json:
+def _one(house: House, spec: ServerSpec, connected: int) -> Json:
     pins = house.desk.pins
     shown = pins.shown(spec.name)
     drifts = pins.drifts(spec.name)
@@ -103,15 +135,15 @@ def _one(house: House, spec: ServerSpec) -> Json:
         accepted.append({"row": row, "state": state})
     return {
         "spec": spec,
-        "how": _how(spec),
+        "how": how(spec, house.clean),
         "asked": shown is not None,
-        "connected": house.desk.connected().get(spec.name, 0),
-        "touches": _touches(spec),
+        "connected": connected,
+        "touches": [(label, house.clean(text, _MOST_SHOWN)) for label, text in _touches(spec)],
         "drifts": [{"drift": each, "fields": list(each.fields()), "stamp": _stamp([each])} for each in drifts],
         "stamp": _stamp(drifts),
         "accepted": accepted,
-        "unfit": pins.unfit(spec.name)[:_MOST_TOLD],
-        "contracts": [_contract(each, why) for each, why in house.desk.contracts() if each.server == spec.name],
+        "unfit": [house.clean(text, _MOST_SHOWN) for text in pins.unfit(spec.name)[:_MOST_TOLD]],
+        "contracts": [_contract(house, each, why) for each, why in house.desk.contracts() if each.server == spec.name],
     }
 
 
