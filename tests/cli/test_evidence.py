@@ -165,3 +165,28 @@ def test_the_configuration_says_what_a_witness_needs(place: Place) -> None:
         place.configure(audit)
         shown = place("call", "no_such_tool")
         assert shown.returncode != 0 and problem in shown.stderr
+
+
+# ── Secrets ──
+
+
+def test_the_calls_that_could_have_used_a_secret(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVIDENCE_TOKEN", "s3cr3t-value-of-a-token")
+    gateways.write(
+        place.folder,
+        """version: 1
+gateway: {state: ./state, approval_wait_seconds: 0}
+secrets: {token: {from: env, name: EVIDENCE_TOKEN, hosts: [api.example.com], header: Authorization}}
+networks: {api: {allow: ["api.example.com:443"]}}
+capabilities:
+  run_shell: {transport: sandboxed_exec, mode: high_risk, approval: always, network: api, secrets: token}
+  execute_python: {transport: sandboxed_exec, mode: high_risk, approval: always}
+""",
+    )
+    place("call", "run_shell", "--args", '{"command": "true"}')
+    place("call", "execute_python", "--args", '{"code": "1"}')
+    rows = json.loads(place("audit", "exposure", "token", "--json").stdout)
+    assert [(row["tool"], row["by"], row["used"], row["status"]) for row in rows] == [
+        ("run_shell", "contract", 0, "approval_required")
+    ]
+    assert place("audit", "exposure", "token", "--until", "2020-01-01").stdout.startswith("No call on record")

@@ -545,6 +545,20 @@ async def test_the_start_of_a_server_is_a_call_by_system(tmp_path: Path) -> None
         assert (refused.value.reason_code, len(seen)) == ("store", 1)
 
 
+async def test_the_start_of_a_server_names_the_secrets_that_it_is_given(tmp_path: Path) -> None:
+    spec = ServerSpec("desk", command=("python",), secrets=("token",))
+    async with governed(tmp_path) as way:
+
+        async def start() -> None:
+            pass
+
+        await way.pipeline.server_start(spec, Principal("analyst"), start)
+        started, finished = (
+            next(way.store.reader().records(kind=kind)).body["contract"] for kind in ("started", "finished")
+        )
+        assert started["secrets"] == finished["secrets"] == ["token"], "`audit exposure` finds its calls by that"
+
+
 @pytest.mark.parametrize("placement", ["own", "unsafe_host"])
 async def test_a_server_that_ran_and_did_not_come_up_may_have_done_something(placement: Any, tmp_path: Path) -> None:
     spec = ServerSpec("desk", command=("python", "server.py"), placement=placement)

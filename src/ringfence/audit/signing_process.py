@@ -35,6 +35,7 @@ from ringfence.audit.chain import (
     Head,
     StateIdentity,
     is_chain_name,
+    sign_message,
     sign_record,
     sign_statement,
 )
@@ -251,7 +252,7 @@ class SigningProcess:
             self._check_export(statement)
         else:
             raise NotSigned("the signer does not sign statements of that kind")
-        return sign_statement(self._private, statement)
+        return sign_message(self._private, message)
 
     def _extend(self, statement: Json, texts: Iterator[bytes]) -> None:
         """Only a head that is reached from the last one, by every record between them."""
