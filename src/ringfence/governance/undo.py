@@ -7,12 +7,14 @@ the call, which says what is now there, and otherwise from its arguments. Both h
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ringfence.core import canonical
 from ringfence.core.model import Contract, Json
 from ringfence.core.record import dataclass
-from ringfence.store import Reader
+
+if TYPE_CHECKING:
+    from ringfence.store import Reader
 
 Schema = Callable[[str], Json | None]
 """The schema of a capability's arguments, as it is accepted; None where it is not known."""
