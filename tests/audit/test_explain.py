@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.audit.chain import Head, seal_signed
+from ringfence.audit.chain import Head, seal_proved
 from ringfence.audit.explain import explain, summary
 from ringfence.audit.keys import load_or_create
 from ringfence.core.model import Json, Status
@@ -220,7 +220,7 @@ def test_approved_is_said_only_where_the_answers_of_people_are_on_record() -> No
 def test_an_answer_is_told_as_an_approval_only_by_its_signature(tmp_path: Path) -> None:
     keys = load_or_create(tmp_path / "keys")
     body = {"approval": "apr_1", "person": "Alice", "approve": True, "shown": "sha256:0123456789abcdef"}
-    signed = seal_signed(keys.private, Head("c1"), 1767225600.0, ("approval_answered", "call_1"), body).body
+    signed = seal_proved(keys.sign_record, Head("c1"), 1767225600.0, ("approval_answered", "call_1"), body).body
     place = {"chain": "c1", "seq": 1, "hash": "0"}
     ran = finished("success", approval={"id": "apr_1", "asked": place, "by": []})
     told = explain([signed, STARTED, ran], keys.public)

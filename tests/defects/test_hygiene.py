@@ -84,6 +84,7 @@ STARTED_AS_PROGRAMS = {
     "ringfence.sandbox.process.zygote.start": "the zygote's program, started by file path",
     "ringfence.sandbox.process.host.probe": "tries what boxes need, started by file path",
     "ringfence.doctor.launcher": "makes the namespaces of controls, started by file path",
+    "ringfence.audit.signing_process": "the signer, a process of its own that imports it by name",
     "ringfence.cli.bench.lines": "a server that is measured, started by file path",
     "ringfence.doctor.probe": "what every hostile program begins with; read, not imported",
     **{

@@ -77,15 +77,15 @@ def test_defect_18_the_file_beats_the_environment(
 WRONG = {
     "sandbox: {timeout_seconds: 5}": "sandbox.timeout_seconds",
     "sandbox: {wasm_interpreter_path: /usr/bin/python3}": "wasm_interpreter_path",
-    "audit: {sign_entries: true}": "audit",
+    "audit: {sign_entries: true}": "sign_entries",
     "dee: {sign_traces: true}": "dee",
     "auth: {enabled: true, api_keys: [k]}": "auth",
     "policy: {policy_paths: [policies/strict.yaml]}": "policy_paths",
     "policy: {rules: [{id: r, action: deny, arg_patterns: {path: x}}]}": "arg_patterns",
     "policy: {rules: [{id: r, action: deny, argument_pattern: {path: x}}]}": "argument_pattern",
     "policy: {rules: [{id: r, action: block}]}": "block",
-    "policy: {rules: [{id: r, action: deny, taint_labels: [SECRET]}]}": "taint_labels",
-    "policy: {rules: [{id: r, action: deny, conditions: {user: x}}]}": "conditions",
+    "policy: {rules: [{id: r, action: deny, taint_label: [SECRET]}]}": "taint_label",
+    "policy: {rules: [{id: r, action: deny, conditions: {user: x}}]}": "user",
 }
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ringfence.audit import chain as chains
-from ringfence.audit.chain import ALWAYS, Checkpoint, Head, Period, Record, Verification, seal_signed
+from ringfence.audit.chain import ALWAYS, Checkpoint, Head, Period, Record, Verification, seal_proved
 from ringfence.audit.export import verify_export, verify_live, write_export
 from ringfence.audit.keys import Keys
 from ringfence.audit.signer import Signer
@@ -83,7 +83,7 @@ def test_an_answer_of_another_state_does_not_answer_a_question_of_this_one(folde
         place = next(store.reader().records(kind="approval_asked"))
         body = {"approval": waits.id, "person": "anna", "approve": True, "asked": place.hash, "state": "state_another"}
         with closing(sqlite3.connect(folder / "ringfence.db", isolation_level=None)) as database:
-            given = seal_signed(keys.private, Head("elsewhere"), now, ("approval_answered", "call_1"), body)
+            given = seal_proved(keys.sign_record, Head("elsewhere"), now, ("approval_answered", "call_1"), body)
             row = (given.chain, given.seq, given.at, given.kind, given.call_id, given.text, given.hash)
             names = "chain, seq, at, kind, call_id, text, hash"
             database.execute(f"INSERT INTO records ({names}) VALUES (?, ?, ?, ?, ?, ?, ?)", row)
@@ -163,7 +163,7 @@ def earlier(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
     def record(self: Signer, head: Head, at: float, about: tuple[str, str | None], body: Json) -> Record:
         assert isinstance(self.keys, Keys)
-        return seal_signed(self.keys.private, head, at, about, body)
+        return seal_proved(self.keys.sign_record, head, at, about, body)
 
     def without(*args: object) -> Json:
         return {name: value for name, value in opening(*args).items() if name != "state"}  # type: ignore[arg-type]

@@ -299,18 +299,14 @@ def seal(head: Head, at: float, kind: str, call_id: str | None, body: Json) -> R
     return Record(head.chain, seq, at, kind, call_id, text.decode(), hashlib.sha256(text).hexdigest())
 
 
-def seal_signed(private: Ed25519PrivateKey, head: Head, at: float, about: tuple[str, str | None], body: Json) -> Record:
-    """The record that follows `head`, `about` its kind and call, with a signature of its own over all the rest of it.
-
-    It proves by itself what otherwise only the chain up to its checkpoint does. Raises ValueError.
-    """
-    return seal_proved(lambda text: sign_record(private, text), head, at, about, body)
-
-
 def seal_proved(
     sign: Callable[[bytes], str], head: Head, at: float, about: tuple[str, str | None], body: Json
 ) -> Record:
-    """The same with what signs the text of a record that has no signature yet."""
+    """The record that follows `head`, `about` its kind and call, with a signature of its own over all the rest of it,
+    by what signs the text of a record that has none yet.
+
+    It proves by itself what otherwise only the chain up to its checkpoint does. Raises ValueError.
+    """
     bare = seal(head, at, *about, body)
     return seal(head, at, *about, {**body, "signature": sign(bare.text.encode())})
 
