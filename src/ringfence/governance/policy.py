@@ -107,6 +107,9 @@ _CAUTIOUS = {
     Mode.HIGH_RISK: (Action.ASK, Action.SANDBOX),
 }
 
+_PRIVATE_KEY = r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|PuTTY-User-Key-File-[0-9]|AGE-SECRET-KEY-1"
+"""How a private key begins. What follows may come in another call, so this alone is a secret where it is sent out."""
+
 PRESETS: Mapping[str, tuple[Rule, ...]] = {
     "none": (),
     "permissive": tuple(
@@ -122,7 +125,7 @@ PRESETS: Mapping[str, tuple[Rule, ...]] = {
         _no_leak(
             "asi-private-key",
             "No private key to an outside sink",
-            r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|PuTTY-User-Key-File-[0-9]|AGE-SECRET-KEY-1",
+            _PRIVATE_KEY,
             "ASI-03",
         ),
         _no_leak(
@@ -328,7 +331,8 @@ class _Seen:
             call = self._call
             every = canonical.dumps([call.arguments, call.inputs, call.meta, dict(call.traced)])
             texts = (text.encode() for text in (*_strings(call.arguments), *_strings([call.inputs, call.meta])))
-            self._exports = (len(every) > LARGE_BYTES, any(map(_shapes().matches, texts)))
+            secret = any(_shapes().matches(text) or _begins_key().search(text) is not None for text in texts)
+            self._exports = (len(every) > LARGE_BYTES, secret)
         return self._exports[0 if what == "large" else 1]
 
     def spend(self, searches: int) -> None:
@@ -428,6 +432,11 @@ def _within(call: Call, name: str) -> Iterator[Any]:
 @cache
 def _shapes() -> SecretMatcher:
     return SecretMatcher()
+
+
+@cache
+def _begins_key() -> Any:
+    return re2.compile(_PRIVATE_KEY.encode(), _options)
 
 
 def _has_controls(text: bytes) -> bool:
