@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ringfence.console import sessions
+from ringfence.core.errors import Unavailable
+from ringfence.core.model import Json, Person
 from tests import gateways, tooling
 from tests.console import people
 from tests.console.people import Browser, call, token, visitor
@@ -132,3 +137,40 @@ def test_an_auditor_answers_nothing(served: Served, omar: Browser, tmp_path: Pat
         bob = visitor(served, token(served, "person", "bob")["token"])
         (which,) = bob.questions()
         assert bob.answer(which, "deny").status == 303
+
+
+# ── Without a gateway ─────────────────────────────────────────────────────────────────────────────
+
+SECRET = "s3cr3t-" + "x" * 40
+
+
+class House:
+    def clean(self, text: str, most: int) -> str:
+        return text.replace(SECRET, "[redacted]")[:most]
+
+    @asynccontextmanager
+    async def sessions(self) -> AsyncIterator[None]:
+        raise Unavailable("keeper_settings", f"its keeper has other settings {SECRET}")
+        yield
+
+
+class Visit:
+    house = House()
+    person = Person("omar")
+
+    def page(self, name: str, values: Json) -> Json:
+        return values
+
+
+@pytest.mark.parametrize("size", [3, 99, 100, 101, 120, 199, 200, 201])
+def test_output_is_cut_once_it_is_clean(size: int) -> None:
+    data = (SECRET + "t" * (size - 10))[-2 * size :] if size > 10 else "abc"
+    for written in (data, "a" * 500 + data):
+        shown = sessions._text(Visit(), written.encode(), 100)  # type: ignore[arg-type]
+        assert SECRET[7:20] not in shown and shown.endswith(written[-3:])
+
+
+@pytest.mark.anyio
+async def test_sessions_that_cannot_be_listed_now_are_no_error_of_the_page() -> None:
+    shown: Any = await sessions.every(Visit())  # type: ignore[arg-type]
+    assert shown["open"] == [] and "its keeper has other settings [redacted]" in shown["why"]

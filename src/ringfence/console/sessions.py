@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _MOST_ENDED = 50
 _MOST_ENTRIES = 500
 _SHOWN_CHARACTERS = 8_000
+_SHOWN_OF_STEP = 4_000
+"""Of each stream. Twice as much is kept: see `_text`."""
 _WORKSPACE = "/workspace"
 _OUTPUT = "/workspace/output"
 _LONGEST_PATH = 4_096
@@ -38,12 +40,16 @@ _LONGEST_PATH = 4_096
 async def every(visit: Visit) -> Response:
     """Those that are open, and those that ended within a day."""
     found: Sequence[SessionInfo] = ()
-    async with visit.house.sessions() as service:
-        if service is not None:
-            found = await service.of_tenant(Owner(tenant_seen(visit.person) or "", ""))
+    why = ""
+    try:
+        async with visit.house.sessions() as service:
+            if service is not None:
+                found = await service.of_tenant(Owner(tenant_seen(visit.person) or "", ""))
+    except Unavailable as exc:  # such as a keeper that still has the settings of before
+        why = str(visit.house.clean(exc.message, _SHOWN_CHARACTERS))
     open_ = [_row(info) for info in found if info.state != "stopped"]
     ended = [_row(info) for info in found if info.state == "stopped"]
-    values = {"here": "sessions", "open": open_[::-1], "ended": ended[: -_MOST_ENDED - 1 : -1]}
+    values = {"here": "sessions", "open": open_[::-1], "ended": ended[: -_MOST_ENDED - 1 : -1], "why": why}
     return visit.page("sessions.html", values)
 
 
@@ -131,7 +137,7 @@ async def _processes(visit: Visit, service: SessionService, info: SessionInfo) -
                     "words": visit.house.clean(" ".join(each.argv), 300),
                     "at": _moment(each.started_at),
                     "state": "running" if each.running else each.report.ended if each.report else "ended",
-                    "text": _text(visit, logs.stdout[-_SHOWN_CHARACTERS:] + logs.stderr[-_SHOWN_CHARACTERS:]),
+                    "text": _text(visit, logs.stdout, _SHOWN_CHARACTERS) + _text(visit, logs.stderr, _SHOWN_CHARACTERS),
                 }
             )
     except (Refused, Unavailable):  # it ended meanwhile
@@ -145,14 +151,16 @@ def _step(visit: Visit, step: Any) -> Json:
         "at": _moment(step.at),
         "what": visit.house.clean(step.what, 300),
         "ended": step.ended,
-        "stdout": _text(visit, step.stdout),
-        "stderr": _text(visit, step.stderr),
+        "stdout": _text(visit, step.stdout, _SHOWN_OF_STEP),
+        "stderr": _text(visit, step.stderr, _SHOWN_OF_STEP),
     }
 
 
-def _text(visit: Visit, data: bytes) -> str:
-    """Output as it may be shown: without known secrets. Its characters are made visible on the page."""
-    return visit.house.clean(data.decode("utf-8", "replace"), 2 * _SHOWN_CHARACTERS)
+def _text(visit: Visit, data: bytes, most: int) -> str:
+    """The end of output, as it may be shown: without known secrets. It is cut once it is clean, so that none is cut in
+    two and not known. Its characters are made visible on the page."""
+    cleaned = str(visit.house.clean(data[-2 * most :].decode("utf-8", "replace"), 4 * most))
+    return cleaned if len(data) <= most else cleaned[-most:]
 
 
 def _charts(samples: Sequence[UsageSample], info: SessionInfo) -> list[Json]:

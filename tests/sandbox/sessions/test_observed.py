@@ -32,4 +32,4 @@ def test_of_what_a_step_wrote_the_end_is_kept() -> None:
     for number in range(40):
         seen.step(number, "default", BoxReport("exited", stdout=long, stderr=Captured(b"short", b"", 5)))
     assert [each.step for each in seen.steps][-1] == 39 and len(seen.steps) < 40
-    assert seen.steps[-1].stdout == b"t" * 4_000 and seen.steps[-1].stderr == b"short"
+    assert seen.steps[-1].stdout == b"t" * 8_000 and seen.steps[-1].stderr == b"short"

@@ -15,8 +15,9 @@ FIRST_SECONDS = 5.0
 MOST_SAMPLES = 240
 _MOST_STEPS = 12
 _MOST_WORDS = 300
-_MOST_OUTPUT = 4_000
-"""Bytes of each stream of a step, the last ones."""
+_MOST_OUTPUT = 8_000
+"""Bytes of each stream of a step, the last ones. Twice as many as are shown: whoever shows them cuts once they are
+clean."""
 
 
 class Observed:
