@@ -271,7 +271,7 @@ def test_a_person_accepts_what_is_new(tmp_path: Path) -> None:
         assert terminal.end() == 1
     assert pins(tmp_path) == {}
     with at_terminal("check", path, "--accept") as terminal:
-        terminal.expect("[y/N] ")
+        terminal.expect("Accept this definition? [y/N] ")  # not the one that the description shows
         terminal.type("y\n")
         assert terminal.end() == 0
     assert pins(tmp_path)["read"]["description"] == HOSTILE
