@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
+from ringfence.audit.approvals import UNFIT
 from ringfence.audit.export import verify_live
 from ringfence.audit.keys import load_or_create
 from ringfence.core.model import ApprovalRule, Json, Login, Person, Principal
@@ -65,7 +66,7 @@ async def test_what_does_not_fit_the_question_answers_nothing_and_is_on_record(t
     async with governed(tmp_path, SAID) as way:
         answering(way, answer)
         assert (await way.call("echo", {"n": 1})).status == "approval_required"
-        (record,) = [r.body for r in way.store.reader().records(kind=in_client.UNFIT)]
+        (record,) = [r.body for r in way.store.reader().records(kind=UNFIT)]
         assert record["why"] == "unfit"
         assert way.servers.requests == []
 

@@ -311,10 +311,17 @@ def _approval(story: Json, records: list[Json], public: Ed25519PublicKey | None)
             stood = _text(_part(record, "standing").get("id"))
             by = f" in the console, logged in by {way}" if way else ""
             by = " in the client that made the call" if way == "client" else by
+            by = " by webhook, signed with a key of their own," if way == "webhook" else by
             by = f" beforehand, by {stood}," if stood else by
             why = f": {_text(record.get('reason'))}" if _text(record.get("reason")) else ""
             said = f"{name or 'a person without a name'} {verb} it{by}{_at(record.get('at'))}"
             out.append(f"{said} ({approval}{shown}){why}")
+        elif _kind(record) == "approval_escalated":
+            who = _text(record.get("roles")).replace("|", " or ")
+            out.append(f"{who} may answer it, too,{_at(record.get('at'))} ({approval})")
+        elif _kind(record) == "approval_answer_refused" and name:
+            why = _text(record.get("why")).replace("_", " ")
+            out.append(f"a signed answer of {name} was refused{_at(record.get('at'))} ({approval}): {why}")
         elif _kind(record) == "approval_void":
             why = _text(record.get("why")).replace("_", " ")
             out.append(f"{approval} became void{_at(record.get('at'))}{f' ({why})' if why else ''}")

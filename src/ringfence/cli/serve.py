@@ -35,6 +35,7 @@ from ringfence.config import Config, GatewaySettings
 from ringfence.config.checks import exposed
 from ringfence.core import own_ports, system
 from ringfence.core.model import Json
+from ringfence.front.answers import AnswersFront
 from ringfence.front.http import HttpFront, Identify, MetricsPage
 from ringfence.front.identify import PEER, Identities
 from ringfence.front.listen import (
@@ -48,6 +49,7 @@ from ringfence.front.listen import (
     unix_socket,
 )
 from ringfence.front.stdio import StdioFront
+from ringfence.governance.by_webhook import WebhookAnswers
 from ringfence.telemetry.logs import log_as_json
 from ringfence.telemetry.registry import CONTENT_TYPE
 
@@ -221,7 +223,9 @@ async def _http(
     apart, only = app.directory.tells_apart, at.trusted_proxy
     metrics = MetricsPage(app.metrics_text, CONTENT_TYPE.encode(), _is_operator(by_account))
     console = make_console(app, front)
-    serves = GatewayApp(front, lambda: _published(app), metrics, console)
+    by_webhook = WebhookAnswers(app.store, lambda: app.config.people, app.clean)
+    answers = AnswersFront(by_webhook.take, front.refusals)
+    serves = GatewayApp(front, lambda: _published(app), metrics, console, answers)
     # Agents and people of other accounts show tokens.
     listener = Listener(serves, tokens=apart or bool(app.config.people), only=only, tls=tls)
     # Everything loaded by now stays: the garbage collector need not look at it again every few calls.

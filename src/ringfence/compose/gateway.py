@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,7 @@ from ringfence.front.http import HttpFront
 from ringfence.front.mcp import McpFront
 from ringfence.front.refusals import Refusals
 from ringfence.front.stdio import StdioFront
+from ringfence.governance import asking
 from ringfence.governance.approvals import ALWAYS, Approvals, QuestionPlaces, Requirement
 from ringfence.governance.budget import Budget
 from ringfence.governance.contract import Catalog, Schemas
@@ -129,7 +131,7 @@ class App:
         self.pins = DefinitionPins(store, self._guard, lambda each: entries.problem(each.kind, each.body))
         self.pins.use(settings.servers, settings.contracts)
         maker = HookMaker(lambda: self.config, lambda: self.secrets, lambda: self._executor)
-        self._hooks = HookRunner(store, maker.make)
+        self._hooks = HookRunner(store, maker.make, partial(asking.put, lambda: self.config.people))
         self.watcher = CallWatcher(self._metrics(), tracing_of(settings.telemetry))
         self.watcher.is_tool = lambda name: name in self.pipeline.rules.catalog
         rules = self._rulebook(settings)
@@ -250,8 +252,10 @@ class App:
         return self.watcher.metrics.text()
 
     async def run_hooks(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Tell the hooks of the configuration in force of calls that end, until cancelled."""
-        await self._hooks.run(self.config.hooks, task_status=task_status)
+        """Tell the hooks of the configuration in force of calls that end, and of questions, until cancelled."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(asking.Escalations(self.store).run)
+            await self._hooks.run(self.config.hooks, task_status=task_status)
 
     # ── servers and their definitions ─────────────────────────────────────────────────────────────
 

@@ -101,9 +101,13 @@ def condition(draft: Draft, where: Where, text: str, *, result: str = "bool") ->
 def _people(draft: Draft) -> None:
     accounts: dict[str, str] = {}
     subjects: dict[str, str] = {}
+    keys: dict[str, str] = {}
     for name, person in draft.people.items():
         account = person.shape.os_user
         subject = person.shape.oidc_subject
+        key = person.shape.answer_key
+        if key is not None and keys.setdefault(key, name) != name:
+            draft.problem((*person.where, "answer_key"), f"it is the key of {keys[key]!r} already")
         if subject is not None and subjects.setdefault(subject, name) != name:
             draft.problem((*person.where, "oidc_subject"), f"{subject!r} is {subjects[subject]!r} already")
         if account is None:
@@ -209,6 +213,10 @@ def _hook(draft: Draft, hook: Shaped[schema.HookEntry]) -> None:
     for key, way in (("secret", "url"), ("addresses", "url"), ("mounts", "command"), ("network", "command")):
         if ways and way not in ways and key in hook.given:
             draft.problem((*where, key), f"{key} belongs to {way}", key=True)
+    if shape.tells == "questions" and ways and "url" not in ways:
+        draft.problem((*where, "tells"), f"questions are posted to a url, and handed to no {ways[0]}", key=True)
+    if shape.tenants is not None and shape.tells != "questions":
+        draft.problem((*where, "tenants"), "tenants belongs to tells: questions", key=True)
     if ways == ["url"] and shape.secret is None and "secret" not in hook.broken:
         text = "missing key 'secret': the name of what requests are signed with, under secrets:"
         draft.problem(where, text, key=True)

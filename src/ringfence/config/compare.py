@@ -226,6 +226,8 @@ def _people(old: Mapping[str, Person], new: Mapping[str, Person]) -> Iterator[st
             yield f"person {name!r} is another account: {person.os_user}"
         if person.oidc_subject not in (None, before.oidc_subject):
             yield f"person {name!r} is another user of the identity provider"
+        if person.answer_key not in (None, before.answer_key):
+            yield f"person {name!r} signs answers with another key"
         if person.tenant != before.tenant:
             yield f"person {name!r} is of another tenant: {person.tenant}"
 

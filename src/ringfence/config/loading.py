@@ -268,6 +268,7 @@ def _person(name: str, shape: schema.PersonEntry) -> Person:
         os_user=shape.os_user,
         tenant=shape.tenant,
         oidc_subject=shape.oidc_subject,
+        answer_key=shape.answer_key,
     )
 
 
@@ -425,6 +426,8 @@ def _hook(draft: Draft, name: str, shape: schema.HookEntry) -> HookSpec:
         network=shape.network,
         addresses=tuple(shape.addresses),
         timeout_seconds=shape.timeout_seconds,
+        tells=shape.tells,
+        tenants=_patterns(shape.tenants),
     )
 
 

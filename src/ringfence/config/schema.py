@@ -138,6 +138,7 @@ class PersonEntry(Shape):
     os_user: Text | None = None
     tenant: Word = DEFAULT_TENANT
     oidc_subject: Text | None = None
+    answer_key: Annotated[str, AfterValidator(validators.answer_key)] | None = None
 
 
 class QuotaSection(Shape):
@@ -374,6 +375,8 @@ class HookEntry(Shape):
     mounts: list[MountEntry] = []
     network: Word = "denied"
     timeout_seconds: Annotated[float, Field(gt=0, le=600)] = 10.0
+    tells: Literal["calls", "questions"] = "calls"
+    tenants: Annotated[list[Word], Field(min_length=1)] | None = None
     meant: ClassVar[dict[str, str]] = {"webhook": "url", "timeout": "timeout_seconds", "function": "python"}
 
 

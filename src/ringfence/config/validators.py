@@ -18,6 +18,7 @@ from ringfence.egress import rules
 from ringfence.governance.call_meta import TRACE
 from ringfence.governance.cases import TOGETHER
 from ringfence.governance.policy import PRESETS
+from ringfence.identity.answers import PUBLIC_KEY, public_key
 from ringfence.packages.allowlist import AllowedPackage
 
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,127}")
@@ -197,6 +198,17 @@ def webhook(text: str) -> str:
     parts = urlsplit(url(text))
     if parts.scheme != "https" and not is_loopback(parts.hostname or ""):
         raise ValueError(f"{quoted(text)} would have records sent in clear: write https://")
+    return text
+
+
+def answer_key(text: str) -> str:
+    """The public key of a person who signs answers. The private half begins otherwise, and is never in a file of
+    ours."""
+    try:
+        public_key(text)
+    except ValueError:
+        shape = f"{PUBLIC_KEY} and the Base64 of an Ed25519 public key's 32 bytes"
+        raise ValueError(f"{quoted(text)} is no key to check answers with: write {shape}") from None
     return text
 
 

@@ -103,6 +103,7 @@ def _card(approval: Approval, person: Person, sent: list[tuple[str, str]], cut_f
         "size": cut_from,
         "unshown": list(question.unshown(approval)),
         "objection": objection(approval, person),
+        "escalated": question.escalated(approval),
         "open": approval.state == "pending",
         # Of the whole alone: only that can be answered.
         "stamp": "" if cut_from else _stamp(approval),

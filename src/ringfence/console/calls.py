@@ -17,6 +17,7 @@ from ringfence.console.page import tenant_seen
 from ringfence.core import canonical
 from ringfence.core.aio import in_thread
 from ringfence.core.model import Json, Person
+from ringfence.governance import question
 from ringfence.governance.approvals import tenant_of
 from ringfence.store import Conflict, Reader, Record
 from ringfence.store.history import CallSearch, effect_of
@@ -50,8 +51,10 @@ def _live(house: House, person: Person) -> Json:
     started = (_started(reader, call_id, person) for call_id in reversed(reader.running()))
     running = list(islice(filter(None, started), _MOST_RUNNING))
     ready = house.history.catch_up(_READING_SECONDS)
+    asked = (reader.approval(ident, brief=True) for ident in reader.pending(tenant_seen(person))[:_MOST_RUNNING])
     return {
         "running": running,
+        "asked": [{"approval": each, "escalated": question.escalated(each)} for each in asked if each is not None],
         "ended": house.history.find(CallSearch(tenant=tenant_seen(person)), _JUST_ENDED) if ready else [],
     }
 

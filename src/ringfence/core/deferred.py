@@ -46,6 +46,7 @@ _OURS = (
     "governance.approval_binding",
     "governance.call_meta",
     "governance.uris",
+    "identity.answers",
     "sandbox.files.collect",
     "sandbox.files.guarded",
     "sandbox.files.inputs",

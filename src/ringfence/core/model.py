@@ -85,7 +85,7 @@ class Transport(StrEnum):
 
 CallKind = Literal["tool", "resource", "prompt", "completion", "listing", "logging", "server"]
 """`listing` asks a server for its resources, `logging` sets the level of its log lines."""
-Origin = Literal["mcp-http", "mcp-stdio", "cli", "sdk", "system", "console"]
+Origin = Literal["mcp-http", "mcp-stdio", "cli", "sdk", "system", "console", "webhook"]
 
 
 DEFAULT_TENANT = "local"
@@ -334,6 +334,8 @@ class Person:
     tenant: str = DEFAULT_TENANT
     oidc_subject: str | None = None
     """Who this is to the identity provider."""
+    answer_key: str | None = None
+    """The public half of the key that they sign answers with, which come by webhook."""
 
     def answers_for(self, tenant: str) -> bool:
         """Whether what agents of this tenant ask for concerns this person: who is alone here is of every tenant."""
@@ -413,13 +415,17 @@ class IssuedToken:
 class Login:
     """How a person proved who they are to a gateway, which then gave their answers for them."""
 
-    way: Literal["link", "token", "oidc", "client"]
+    way: Literal["link", "token", "oidc", "client", "webhook"]
     credential: str
-    """The id of the link or token, or the subject; or of the call on whose own way back the answer came."""
+    """The id of the link or token, or the subject; or of the call on whose own way back the answer came; or the public
+    key by which the answer was signed."""
     issuer: str | None = None
+    signed: Json | None = None
+    """An answer with its signature, as it came by webhook."""
 
     def as_fact(self) -> Json:
-        return {"way": self.way, "credential": self.credential, "issuer": self.issuer}
+        signed = {} if self.signed is None else {"signed": self.signed}
+        return {"way": self.way, "credential": self.credential, "issuer": self.issuer, **signed}
 
 
 @dataclass(frozen=True, slots=True)
@@ -703,7 +709,8 @@ class NetworkSpec:
 
 @dataclass(frozen=True, slots=True)
 class HookSpec:
-    """What is told of calls that ended: a function, a command in a box, or an address. Exactly one of these is set."""
+    """What is told of calls that ended, or of questions to people: a function, a command in a box, or an address.
+    Exactly one of these is set."""
 
     name: str
     python: str | None = None
@@ -720,6 +727,9 @@ class HookSpec:
     """Non-public addresses and ranges that the name in the URL may stand for."""
     timeout_seconds: float = 10.0
     """For what is handed over at once; for a function, for each record."""
+    tells: Literal["calls", "questions"] = "calls"
+    tenants: tuple[str, ...] | None = None
+    """Whose questions it is told of; None: those of all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from ringfence.core import system
 from ringfence.core.errors import Unavailable
 from ringfence.core.model import Json, Principal
 from ringfence.core.record import dataclass
+from ringfence.front.answers import ANSWERS
 from ringfence.front.http import HttpFront, Identify, MetricsPage
 from ringfence.front.identify import METADATA, PEER, RESOURCE, metadata
 from ringfence.front.refusals import Refusal, Refusals
@@ -421,12 +422,15 @@ class GatewayApp:
         published: Callable[[], Json | None] = lambda: None,
         metrics: MetricsPage | None = None,
         console: ASGIApp | None = None,
+        answers: ASGIApp | None = None,
     ) -> None:
-        """`published` is what RFC 9728 has clients know of us; None where they need no token. `console`: for people."""
+        """`published` is what RFC 9728 has clients know of us; None where they need no token. `console`: for people;
+        `answers`: for what they signed elsewhere."""
         self._mcp = mcp
         self._metrics = metrics
         self._published = published
         self._console = console
+        self._answers = answers
         self.refusals = mcp.refusals
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -444,6 +448,8 @@ class GatewayApp:
             await JSONResponse(shown, headers={"cache-control": "no-store"})(scope, receive, send)
         elif path == "/healthz":
             await JSONResponse({"status": "ok"})(scope, receive, send)
+        elif self._answers is not None and path == ANSWERS:
+            await self._answers(scope, receive, send)
         elif self._console is not None and (path == "/console" or path.startswith("/console/")):
             await self._console(scope, receive, send)
         else:

@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
+from ringfence.audit import approvals as evidence
 from ringfence.core import canonical, system
 from ringfence.core.aio import in_thread
 from ringfence.core.errors import Refused
@@ -38,6 +39,7 @@ from ringfence.core.model import (
 from ringfence.core.ports import Channel
 from ringfence.core.record import dataclass
 from ringfence.governance import in_client, standing
+from ringfence.identity import answers as signed_answers
 from ringfence.store import (
     Approval,
     ApprovalQuestion,
@@ -213,7 +215,10 @@ class ApprovalTerms:
                 [r.name, r.when, sorted(r.roles), float(r.expires_seconds), r.self_approval, r.people] for r in rules
             ],
             **({"more": requirement.terms} if requirement.terms else {}),
-            "people": [[p.name, sorted(p.roles), p.os_user, p.tenant] for p in sorted(able, key=lambda p: p.name)],
+            "people": [
+                [p.name, sorted(p.roles), p.os_user, p.tenant, *([p.answer_key] if p.answer_key else [])]
+                for p in sorted(able, key=lambda p: p.name)
+            ],
             "asked": [list(requirement.roles), requirement.self_approval, requirement.people],
         }
 
@@ -248,6 +253,11 @@ class ApprovalTerms:
                 terms = proof.question.get("terms")
                 if not isinstance(terms, dict) or terms.get("in_client") is not True or yes.person != asked_for:
                     return f"{yes.person} may not answer it in a client"
+            elif yes.login is not None and yes.login.get("way") == "webhook":
+                signed, key = yes.login.get("signed"), person.answer_key
+                mine = key is not None and signed_answers.is_signed(signed, key)
+                if not mine or not signed_answers.states(signed, proof.id, proof.place.hash, yes.person):
+                    return f"it is not signed as an answer of {yes.person} with the key of the configuration in force"
             elif yes.login is not None and yes.login.get("way") != "link":
                 if not _is_login_of(person, yes.login):
                     return f"{yes.person} logged in as somebody else than the configuration in force says"
@@ -387,7 +397,7 @@ class Approvals(ApprovalTerms):
         verdict = in_client.said(answers)
         if verdict is None:
             body = {"approval": approval.id, "principal": call.principal.key, "why": "unfit"}
-            await self._store.write(lambda tx: tx.append(in_client.UNFIT, call.id, body))
+            await self._store.write(lambda tx: tx.append(evidence.UNFIT, call.id, body))
         elif verdict != "open":
             login = Login("client", call.id)
             give = partial(answer, self._store, asked.id, person, approve=verdict == "approve", seen=asked, login=login)

@@ -15,8 +15,6 @@ from ringfence.governance import question
 from ringfence.store import Approval
 
 KEY = "ringfence_approval"
-UNFIT = "approval_answer_refused"
-"""The kind of record of what a client sent and is no answer to what it was asked."""
 _MOST = 8_000
 """Characters. What is longer is read in the console, or on the terminal: nobody is asked about what they do not see."""
 

@@ -6,6 +6,7 @@ would act upon.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -103,6 +104,12 @@ def terms(approval: Approval, name: Callable[[str], str] = as_it_is) -> Iterator
     for given in approval.answers:
         why = f" ({given.reason})" if given.reason else ""
         yield "answered", f"{given.person}: {'yes' if given.approve else 'no'}{why}"
+
+
+def escalated(approval: Approval) -> list[str]:
+    """Whose time to answer, too, has come."""
+    waited = time.time() - approval.asked_at
+    return [who.replace("|", " or ") for _, after, who in approval.terms.get("escalate", ()) if waited >= after]
 
 
 def standing(found: StandingApproval, value: Callable[[Any], str]) -> Iterator[Line]:

@@ -13,13 +13,14 @@ from ringfence.core.errors import StoreError
 from ringfence.core.model import HookSpec
 from ringfence.core.record import dataclass
 from ringfence.hooks.delivery import Hook, HookDelivery
+from ringfence.hooks.questions import Post, Put, QuestionDelivery
 from ringfence.store import Store
 
 
 @dataclass(slots=True)
 class _Running:
     spec: HookSpec
-    delivery: HookDelivery
+    delivery: HookDelivery | QuestionDelivery
     scope: anyio.CancelScope
     ended: anyio.Event
 
@@ -27,9 +28,11 @@ class _Running:
 class HookRunner:
     """Runs the hooks of the configuration in force."""
 
-    def __init__(self, store: Store, make: Callable[[HookSpec], Hook]) -> None:
+    def __init__(self, store: Store, make: Callable[[HookSpec], Hook], put: Put) -> None:
+        """`put` says how a question is put to people."""
         self._store = store
         self._make = make
+        self._put = put
         self._running: dict[str, _Running] = {}
         self._group: anyio.abc.TaskGroup | None = None
 
@@ -59,11 +62,17 @@ class HookRunner:
                 await running.ended.wait()
         for name, spec in specs.items():
             if name not in self._running:
-                delivery = HookDelivery(name, self._make(spec), self._store)
+                delivery = self._delivery(spec)
                 with suppress(StoreError):  # it tries again
                     await anyio.to_thread.run_sync(delivery.begin)
                 running = self._running[name] = _Running(spec, delivery, anyio.CancelScope(), anyio.Event())
                 self._group.start_soon(self._deliver, running)
+
+    def _delivery(self, spec: HookSpec) -> HookDelivery | QuestionDelivery:
+        hook = self._make(spec)
+        if spec.tells == "questions" and isinstance(hook, Post):
+            return QuestionDelivery(spec, hook, self._store, self._put)
+        return HookDelivery(spec.name, hook, self._store)
 
     async def _deliver(self, running: _Running) -> None:
         try:

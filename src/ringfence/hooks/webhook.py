@@ -1,4 +1,4 @@
-"""A hook that is an address: records are posted to it, signed."""
+"""A hook that is an address: records, or questions to people, are posted to it, signed."""
 
 from __future__ import annotations
 
@@ -30,10 +30,15 @@ class WebhookHook:
         self._secret = secret
 
     async def take(self, records: Sequence[Json]) -> None:
-        body = canonical.dumps({"type": _TYPE, "hook": self._spec.name, "records": list(records)})
+        ident = f"{records[0]['id']}+{len(records)}"
+        await self.post(ident, {"type": _TYPE, "hook": self._spec.name, "records": list(records)})
+
+    async def post(self, ident: str, message: Json) -> None:
+        """One message, of which others recognise by its id that they have it. Raises as `take` does."""
+        body = canonical.dumps(message)
         secret = await self._secret()
         try:
-            signed = signed_headers(secret, f"{records[0]['id']}+{len(records)}", time.time(), body)
+            signed = signed_headers(secret, ident, time.time(), body)
         finally:
             secret.revoke()
         host = url_parts(self._url).endpoint.host

@@ -19,6 +19,7 @@ from ringfence.store.rows import (
     Payload,
     PinRow,
     RowNotFound,
+    SentBefore,
     StandingApproval,
     Unproven,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "Recovered",
     "RowNotFound",
     "Scopes",
+    "SentBefore",
     "StandingApproval",
     "Store",
     "Transaction",

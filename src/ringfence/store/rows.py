@@ -42,6 +42,10 @@ class Expired(Conflict):
     """Its time is over."""
 
 
+class SentBefore(Conflict):
+    """This very message came before."""
+
+
 class Unproven(Conflict):
     """The tables say more of an approval than the signed log does."""
 

@@ -36,6 +36,7 @@ from ringfence.store.rows import (
     Offer,
     Part,
     RowNotFound,
+    SentBefore,
     StandingApproval,
     Unproven,
     approval_by_id,
@@ -60,6 +61,8 @@ _LOST = {
     "store": "the outcome could not be recorded, so it is withheld",
 }
 _MOST_NAMED = 100
+_MOST_REFUSED = 20
+"""Refused messages about the questions of one call that are on record."""
 _OF_STANDING = ("principal", "tool", "rule", "person", "times", "expires_at")
 """What the record of an approval that stands says in plain words."""
 _CHANGED = "Another program changed the database"
@@ -327,11 +330,18 @@ class Transaction:
         """
         now = max(now, self._due)
         asked, shown = self._approval(identity, now)
+        signed = None if login is None else login.signed
+        if signed is not None and self._had(asked.call_id, signed["id"]):
+            raise SentBefore(f"this message came before: approval {identity} has it on record")
         if asked.state == "expired":
             raise Expired(f"approval {identity} has expired")
         if asked.state != "pending":
             raise Conflict(f"approval {identity} is already {asked.state}")
         proven = self._proven(asked, shown)
+        if signed is not None and canonical.loads(signed["body"])["asked"] != proven.place.hash:
+            raise Conflict(
+                f"it answers another question than approval {identity} is: it names the hash of another record"
+            )
         if seen is not None and (_question(seen), pack(seen.summary)) != (_question(asked), shown):
             raise Conflict(f"approval {identity} was changed while it was being read")
         if proven.void is not None or proven.expired(now, system.boot(), system.uptime()):
@@ -352,6 +362,38 @@ class Transaction:
             **({} if reason is None else {"reason": reason}),
         }
         return self._give_answer(asked, proven, given, now)
+
+    def refuse_answer(self, asked: Approval, person: str, nonce: str, said: Json) -> None:
+        """Put on record that a message of this person's answers nothing; it never will. Of one question that is told
+        so often; what is beyond is refused all the same."""
+        refused = "SELECT count(*) FROM records WHERE call_id = ? AND kind = ?"
+        (count,) = self._connection.execute(refused, (asked.call_id, approvals.UNFIT)).fetchone()
+        if count < _MOST_REFUSED and not self._had(asked.call_id, nonce):
+            body = {"approval": asked.id, "principal": asked.principal, "person": person, "nonce": nonce, **said}
+            self.append(approvals.UNFIT, asked.call_id, body)
+
+    def _had(self, call_id: str, nonce: str) -> bool:
+        """Whether a message with this nonce is on record beside the call, as an answer or as refused."""
+        found = f"{RECORD} WHERE call_id = ? AND kind IN (?, ?)"
+        for row in self._connection.execute(found, (call_id, approvals.ANSWERED, approvals.UNFIT)):
+            body = record_from(row).body
+            signed = (body.get("login") or {}).get("signed") or {}
+            if nonce in (body.get("nonce"), signed.get("id")):
+                return True
+        return False
+
+    def escalate_approval(self, identity: str, roles: str, after_seconds: float) -> bool:
+        """Put on record, once, that from now on others may answer a question which waits. False if that was done, or
+        the question waits no more."""
+        asked, _ = self._approval(identity, max(time.time(), self._due))
+        body = {"approval": identity, "roles": roles, "after_seconds": after_seconds}
+        had = self._connection.execute(
+            f"{RECORD} WHERE call_id = ? AND kind = ?", (asked.call_id, approvals.ESCALATED)
+        ).fetchall()
+        if asked.state != "pending" or any(body.items() <= record_from(row).body.items() for row in had):
+            return False
+        self.append(approvals.ESCALATED, asked.call_id, {**body, "tool": asked.tool, "principal": asked.principal})
+        return True
 
     def _give_answer(self, asked: Approval, proven: approvals.ProvenApproval, given: Json, now: float) -> Approval:
         """Record an answer that may be given."""
