@@ -6,14 +6,19 @@ import asyncio
 import gc
 import weakref
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence.core.errors import Refused
-from ringfence.core.model import Contract, Principal, Rate, Status
+from ringfence.core.model import AgentSpec, Contract, Person, Principal, Rate, Status
+from ringfence.governance import approvals
+from ringfence.governance import budget as budgets
 from ringfence.governance.budget import LOOP_FAILURES, Budget, day_scope
+from tests.faking import Said, Way, contract, governed
 from tests.making import WRITE, call
 
 
@@ -321,3 +326,75 @@ async def test_a_call_that_waits_to_come_back_takes_no_place_after_its_end(budge
     slot.release(Status.UNKNOWN)
     other.release(Status.SUCCESS)
     assert refused(budget, contract) is None
+
+
+# ── Several gateways, one state ──
+
+
+@pytest.fixture
+def minute(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The wall clock of budgets."""
+    clock = Clock()
+    monkeypatch.setattr(budgets, "time", SimpleNamespace(time=clock, monotonic=clock))
+    return clock
+
+
+async def code(way: Way, n: int, tool: str = "echo") -> str:
+    return (await way.call(tool, {"n": n})).reason_code
+
+
+@pytest.mark.anyio
+async def test_gateways_with_one_state_and_one_that_is_started_again_share_the_calls_of_a_minute(
+    tmp_path: Path, minute: Clock
+) -> None:
+    said = Said(contracts=(contract("echo", rate={"per_minute": 2, "burst": 1}), contract("free")))
+    async with governed(tmp_path, said) as one, governed(tmp_path, said) as other:
+        assert [await code(one, 1), await code(other, 2)] == ["ok", "ok"]
+        assert "try again in" in (await one.call("echo")).text, "its own burst"
+    async with governed(tmp_path, said) as again:
+        assert await code(again, 3) == "ok"
+    for _ in range(2):
+        async with governed(tmp_path, said) as again:
+            refused = await again.call("echo", {"n": 4})
+            assert (refused.status, refused.reason_code) == (Status.DENIED, "throttled")
+            assert "2 calls a minute, and other gateways with this state" in refused.text
+            assert again.servers.requests == [] and await code(again, 5, "free") == "ok"
+    minute.now += 60
+    async with governed(tmp_path, said) as later:
+        assert await code(later, 6) == "ok"
+
+
+@pytest.mark.anyio
+async def test_the_calls_of_a_minute_of_an_agent_are_shared_too_and_those_of_another_are_its_own(
+    tmp_path: Path, minute: Clock
+) -> None:
+    every = {name: AgentSpec(name, quota=Rate(per_minute=1, burst=1), capabilities=("*",)) for name in ("a", "b")}
+    said = Said(contracts=(contract("echo"), contract("free")), agents=every)
+    codes = []
+    for tool in ("echo", "free", "echo"):
+        async with governed(tmp_path, said) as way:
+            codes.append((await way.call(tool, principal=Principal("a"))).reason_code)
+    assert codes == ["ok", "ok", "throttled"]
+    async with governed(tmp_path, said) as way:
+        assert (await way.call("echo", principal=Principal("b"))).ok
+
+
+@pytest.mark.anyio
+async def test_a_call_that_other_gateways_leave_no_room_for_keeps_its_approval(tmp_path: Path, minute: Clock) -> None:
+    said = Said(contracts=(contract("echo", approval="always", rate={"per_minute": 1, "burst": 1}),))
+    for n in range(2):
+        async with governed(tmp_path, said) as way:
+            asked = await way.call("echo", {"n": n})
+            assert asked.approval_id is not None
+            approvals.answer(way.store, asked.approval_id, Person("bob"), approve=True)
+        async with governed(tmp_path, said) as way:
+            assert await code(way, n) == "ok"
+    async with governed(tmp_path, said) as way:
+        asked = await way.call("echo", {"n": 2})
+        assert asked.approval_id is not None
+        approvals.answer(way.store, asked.approval_id, Person("bob"), approve=True)
+    async with governed(tmp_path, said) as way:
+        assert await code(way, 2) == "throttled"
+    minute.now += 60
+    async with governed(tmp_path, said) as way:
+        assert await code(way, 2) == "ok", "the answer was not used up"

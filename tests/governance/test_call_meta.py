@@ -136,8 +136,11 @@ class Known:
 
     basis = None
 
+    def __init__(self, value: str = "hunter2") -> None:
+        self.value = value
+
     def matches(self, data: bytes) -> bool:
-        return b"hunter2" in data
+        return self.value.encode() in data
 
     knows = matches
 
@@ -145,20 +148,36 @@ class Known:
         return self.redact(text)
 
     def redact(self, text: str, most: int | None = None) -> tuple[str, dict[str, int]]:
-        clean = text.replace("hunter2", "[redacted]")
+        clean = text.replace(self.value, "[redacted]")
         return clean, {"secret": 1} if clean != text else {}
 
     def secrets(self, text: str) -> dict[str, int]:
         return {}
 
 
-@pytest.mark.parametrize("baggage", ["k=hunter2", "k=%68unter2", "hunter2=v", "k=v;p=hunter2"])
-async def test_a_trace_that_holds_a_secret_stays_behind(baggage: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        *(("baggage", text) for text in ("k=hunter2", "k=%68unter2", "hunter2=v", "k=v;p=hunter2")),
+        *(("tracestate", text) for text in ("k=hunter2", "hunter2=v", "a=1,k=xhunter2x")),
+    ],
+)
+async def test_a_trace_that_holds_a_secret_stays_behind(name: str, text: str, tmp_path: Path) -> None:
     async with governed(tmp_path) as way:
         way.pipeline._guard.redactor = Known()
-        assert (await way.call("echo", meta={"traceparent": PARENT, "baggage": baggage})).ok
+        assert (await way.call("echo", meta={"traceparent": PARENT, name: text})).ok
         assert sent(way)["_meta"] == {"traceparent": PARENT}
-        assert way.finished()[0]["carried"]["refused"] == {"baggage": "secret"}
+        assert way.finished()[0]["carried"]["refused"] == {name: "secret"}
+
+
+async def test_a_trace_whose_id_is_a_secret_stays_behind(tmp_path: Path) -> None:
+    """Its id is 32 digits that the caller chose."""
+    async with governed(tmp_path) as way:
+        way.pipeline._guard.redactor = Known("4bf92f3577b34da6a3ce929d0e0e4736")
+        assert (await way.call("echo", meta={"traceparent": PARENT, "tracestate": "a=1"})).ok
+        assert sent(way)["_meta"] == {"tracestate": "a=1"}
+        told = way.finished()[0]
+        assert told["carried"]["refused"] == {"traceparent": "secret"} and told["call"].get("trace") is None
 
 
 async def test_rules_see_baggage(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """How often, how many at once, and when a caller is only going round in circles.
 
-In memory and bounded: a restart forgets it. The quota of a day is durable and is spent in the store.
+In memory and bounded: a restart forgets it. The quota of a day is durable and is spent in the store. So is, beside the
+bucket of a rate, what its calls of a minute may be at most: that holds for all gateways with one state together.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from typing import Generic, TypeVar
 from ringfence.core.errors import Refused
 from ringfence.core.model import Call, Contract, CostBudget, Rate, Status
 from ringfence.core.record import dataclass
+from ringfence.store import Transaction
 
 LOOP_FAILURES = 200
 LOOP_SECONDS = 60.0
+_MINUTE = 60.0
 
 _FAILURES = frozenset({Status.FAILED, Status.VALIDATION_FAILURE})
 
@@ -43,6 +46,35 @@ def window(budget: CostBudget, now: float) -> tuple[str, str]:
     begins = now // budget.seconds * budget.seconds
     start, end = (datetime.fromtimestamp(at, UTC) for at in (begins, begins + budget.seconds))
     return f"{start:%Y-%m-%dT%H:%M:%S}/{budget.seconds:g}", f"{end:%Y-%m-%d %H:%M:%S} UTC"
+
+
+@dataclass(frozen=True, slots=True)
+class MinuteUse:
+    """What a call takes of the calls of one minute, of all processes together."""
+
+    scope: str
+    minute: str
+    again: float
+    """When the next minute begins."""
+    rate: Rate
+    what: str
+    count: int = 1
+
+    @property
+    def most(self) -> int:
+        """No bucket lets more through in a minute, so a gateway that is alone never meets this."""
+        per_minute = self.rate.per_minute or 0
+        return per_minute + (per_minute if self.rate.burst is None else self.rate.burst)
+
+    def spend(self, tx: Transaction) -> None:
+        """Raises Refused where other processes have taken what there is."""
+        if not tx.spend(self.scope, self.minute, self.most, self.count):
+            text = (
+                f"{self.what} is limited to {self.rate.per_minute} calls a minute, and other gateways with this state, "
+                f"or this one before it was started again, have made them; try again in "
+                f"{_seconds(max(0.0, self.again - time.time()))}"
+            )
+            raise Refused(Status.DENIED, "throttled", text)
 
 
 @dataclass(slots=True)
@@ -75,6 +107,7 @@ class _Limit:
     bucket: _Bucket
     rate: Rate
     what: str
+    scope: str
 
     def has_room(self) -> bool:
         """Whether there is a place; also the last one, for a call that has begun."""
@@ -94,6 +127,15 @@ class _Limit:
         if self.rate.per_minute is not None:
             self.bucket.tokens -= count
 
+    def minute_use(self, count: int = 1) -> MinuteUse | None:
+        if self.rate.per_minute is None:
+            return None
+        now = time.time()
+        # Nobody's quota of days has such a scope: no name has a slash in it.
+        minute, _ = window(CostBudget(0, _MINUTE), now)
+        again = now // _MINUTE * _MINUTE + _MINUTE
+        return MinuteUse(f"{self.scope}/minute", minute, again, self.rate, self.what, count)
+
     def _throttled(self, tokens: float) -> str:
         per_minute = self.rate.per_minute or 0
         if per_minute <= 0:
@@ -112,7 +154,18 @@ class _Streak:
 class BudgetSlot:
     """A place that a call has taken; released with how the call ended. Releasing it twice is harmless."""
 
-    __slots__ = ("_asking", "_budget", "_call", "_digest", "_free", "_held", "_limits", "_open", "_returning")
+    __slots__ = (
+        "_asking",
+        "_budget",
+        "_call",
+        "_digest",
+        "_free",
+        "_held",
+        "_limits",
+        "_open",
+        "_returning",
+        "minutes",
+    )
 
     def __init__(self, budget: Budget, limits: Sequence[_Limit], call: Call, arguments_digest: str) -> None:
         self._budget = budget
@@ -124,6 +177,9 @@ class BudgetSlot:
         self._asking = 0
         self._returning = 0
         self._free = asyncio.Event()
+        self.minutes = [use for limit in limits if (use := limit.minute_use()) is not None]
+        """What is still to be spent in the store, with the grant. Of the minute in which the call was let through, so
+        that calls which a person lets go on all at once do not count as made at once."""
 
     @contextmanager
     def set_aside(self, contract: Contract) -> Iterator[None]:
@@ -231,7 +287,7 @@ class Budget:
             limit.bucket.running += 1
         return BudgetSlot(self, limits, call, arguments_digest)
 
-    def charge(self, call: Call, contract: Contract, count: int) -> None:
+    def charge(self, slot: BudgetSlot, call: Call, contract: Contract, count: int) -> None:
         """Take so many tokens of a capability that the call is not of, and no place. Raises Refused, which costs
         none."""
         if contract.rate.per_minute is None:
@@ -239,6 +295,8 @@ class Budget:
         limit = self._limit(call, contract.rate, contract.name)
         limit.check_tokens(count)
         limit.take(count)
+        if (use := limit.minute_use(count)) is not None:
+            slot.minutes.append(use)
 
     def _limit(self, call: Call, rate: Rate, name: str) -> _Limit:
         """That of a capability; without a name: that of all that its agent calls."""
@@ -247,7 +305,8 @@ class Budget:
         bucket = self._buckets.get((call.principal.key, name), lambda: _Bucket(burst, now))
         if rate.per_minute is not None:
             bucket.refill(now, rate.per_minute / 60.0, burst)
-        return _Limit(bucket, rate, name or f"the agent {call.principal.agent}")
+        scope = f"{call.principal.key}:{name}"
+        return _Limit(bucket, rate, name or f"the agent {call.principal.agent}", scope)
 
     def check_loop(self, call: Call, arguments_digest: str) -> None:
         """Refuse a call that failed, unchanged, too many times in a row just now."""

@@ -188,7 +188,7 @@ class Pipeline:
         quota = None if call.kind in ASIDE else rules.permissions.of(call.principal).quota
         state.slot = self._budget.admit(call, contract, state.arguments_digest, quota)  # 6 budget
         if state.opening is not None:
-            self._budget.charge(call, state.opening, call.arguments["count"])
+            self._budget.charge(state.slot, call, state.opening, call.arguments["count"])
         # 7 approval, 8 grant
         grant = await self._grant_or_join(rules, state, contract, key, patience, channel)
         # 9 dispatch, 10 guard
@@ -540,6 +540,8 @@ class Pipeline:
             if requirement is not None:
                 approval = state.approval = self._use(rules, tx, digest, state.call.id)
             self._spend(rules, tx, state, spent)
+            for use in minutes:
+                use.spend(tx)
             _charge(tx, state, charged, cost)
             payload = self._payload_to_keep(contract, journal.as_sent(state.call), contract.log.arguments)
             if payload is not None:
@@ -554,7 +556,8 @@ class Pipeline:
         alone = self._under_way == 1
         if notes is None and state.flow is not None:
             state.flow.noted = True
-        counted = spent or charged or _per_day(rules, state) is not None
+        minutes = [] if state.slot is None else state.slot.minutes
+        counted = spent or charged or minutes or _per_day(rules, state) is not None
         plain = key is None and requirement is None and not counted and notes is None
         keeps = contract.log.arguments == "redacted" or contract.record == "full"
         try:
