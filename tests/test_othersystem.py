@@ -94,6 +94,7 @@ def test_every_verb_has_its_help(system: str) -> None:
         "doctor",
         "wrap",
         "bench",
+        "image",
     }
     assert set(said) == set(VERBS)
 

@@ -18,7 +18,7 @@ from ringfence.cli.logs import log_to_stderr
 from ringfence.cli.verbs import VERBS
 from ringfence.core import system
 
-_BOXED = ("run", "box", "host", "doctor", "wrap", "bench")
+_BOXED = ("run", "box", "host", "doctor", "wrap", "bench", "image")
 """Verbs that need boxes. On a system without them, they are not loaded."""
 _NO_BOX = 125
 _ANY_WORDS = {"ignore_unknown_options": True, "allow_extra_args": True}
@@ -189,6 +189,10 @@ def _load_other(verb: str) -> Callable[..., None] | typer.Typer:
             from ringfence.cli.console import console
 
             return console
+        case "image":
+            from ringfence.cli.image import image
+
+            return image
         case "state":
             from ringfence.cli.state import state
 

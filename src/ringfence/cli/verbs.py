@@ -20,6 +20,7 @@ VERBS = {
     "approvals": "List the calls that wait for an approval, and answer them.",
     "token": "Create, list and revoke bearer tokens of agents and people.",
     "audit": "Read, explain, verify and export the audit log.",
+    "image": "Build root file systems for boxes out of this host.",
     "state": "Show and prune what Ringfence keeps on this machine.",
     "bench": "Measure what calls and boxes cost on this machine.",
     "completion": "Print a shell completion script.",

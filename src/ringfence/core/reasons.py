@@ -319,6 +319,7 @@ _OPERATOR = {
     "no_registry": ("The registry cannot be used.", "Check the registry's configuration."),
     "registry_blocked": ("The registry is blocked on this host.", "Check `registries.conf`."),
     "registry_credentials": ("The registry requires credentials, or refuses the operator's.", "Log in again."),
+    "no_image": ("The image cannot be built, written or found here.", "Read the message."),
     "bad_image": ("The image cannot be used.", "Read the message; use another image."),
     "install_failed": ("The installation failed.", "Read the message: it ends with the installer's own error."),
     "no_telemetry": (
