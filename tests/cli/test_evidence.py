@@ -134,6 +134,18 @@ def test_a_witness_file_finds_database_and_checkpoints_cut_back_together(place: 
     assert shown.returncode == 1, "that the log goes on from there heals nothing"
 
 
+def test_a_witness_says_that_there_was_a_log_where_there_is_none(place: Place, tmp_path: Path) -> None:
+    heads = tmp_path / "heads"
+    heads.touch()
+    place.configure(f"{{witness: {{file: {heads}}}}}")
+    place.call()
+    shutil.rmtree(place.folder / "state")
+    assert "no gateway has kept its state there" in place("audit", "verify").stderr
+    shown = place("audit", "verify", "--witness", heads)
+    assert shown.returncode == 1 and "the log was removed or lies elsewhere" in shown.stderr
+    assert "--config" in shown.stderr
+
+
 def test_a_witness_of_another_log_witnesses_nothing(place: Place, tmp_path: Path) -> None:
     place.configure("{}")
     place.call()

@@ -103,6 +103,13 @@ def test_an_error_is_one_sentence(own_home: Path, tmp_path: Path) -> None:
     missing = run("audit", "list", "--demo")
     assert missing.returncode == 1
     assert missing.stderr.startswith("there is no database in ") and missing.stderr.count("\n") == 1
+    path = tmp_path / "ringfence.yaml"
+    path.write_text("gateway: {state: ./state}\n")
+    for words in (("undo", "call_1"), ("approvals", "list"), ("audit", "exposure", "A"), ("audit", "replay", "call_1")):
+        missing = run(*words, "--config", str(path))
+        assert missing.returncode == 1 and "ringfence serve" in missing.stderr and "--config" in missing.stderr, words
+    never = run("audit", "verify", "--witness", str(tmp_path / "heads"), "--config", str(path))
+    assert never.returncode == 1 and "ringfence serve" in never.stderr and never.stderr.count("\n") == 1
     unusable = run("audit", "verify", str(tmp_path), "--public-key", str(tmp_path / "key\x1b[2J.pem"))
     assert unusable.returncode == 1
     assert "cannot be read" in unusable.stderr and "\\x1b" in unusable.stderr and "\x1b" not in unusable.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -136,13 +137,55 @@ def test_a_person_whose_token_is_revoked_is_out(served: Served) -> None:
     tooling.wait_until(lambda: carl.get("/console/approvals").status == 303)
 
 
-def test_logging_out_ends_it_for_the_cookie_too(served: Served) -> None:
-    carl = visitor(served, token(served, "person", "carl")["token"])
+def log_out(browser: Browser) -> None:
+    csrf = browser.get("/console/approvals").text.partition('name="csrf" value="')[2].partition('"')[0]
+    assert browser.send("/console/logout", {"csrf": csrf}).status == 303
+
+
+def test_logging_out_ends_it_for_the_cookie_too_and_is_on_record(served: Served) -> None:
+    made = token(served, "person", "carl")
+    carl = visitor(served, made["token"])
     kept = dict(carl.cookies)
-    csrf = carl.get("/console/approvals").text.partition('name="csrf" value="')[2].partition('"')[0]
-    assert carl.send("/console/logout", {"csrf": csrf}).status == 303
+    log_out(carl)
     carl.cookies = kept
     assert carl.get("/console/approvals").status == 303
+    ends = gateways.records(served.state, kind="console_logout")
+    assert [(each["person"], each["login"]["credential"]) for each in ends] == [("carl", made["id"])]
+
+
+def tokens_of_logins(served: Served) -> dict[str, str]:
+    """The tokens that stand for logins by link, and how each stands."""
+    shown = gateways.run("token", "list", "--json", "--config", served.config)
+    return {each["id"]: each["state"] for each in json.loads(shown.stdout) if each.get("login") == "alice"}
+
+
+def test_the_operator_ends_a_login_that_began_with_a_link(served: Served) -> None:
+    before = tokens_of_logins(served)
+    alice = visitor(served, new_link(served))
+    (mine,) = tokens_of_logins(served).keys() - before.keys()
+    record = gateways.records(served.state, kind="console_login")[-1]
+    assert (record["person"], record["token"]) == ("alice", mine)
+    assert alice.get("/console/approvals").status == 200
+    assert gateways.run("token", "revoke", mine, "--config", served.config).returncode == 0
+    tooling.wait_until(lambda: alice.get("/console/approvals").status == 303)
+    again = visitor(served, new_link(served))
+    log_out(again)
+    assert set((tokens_of_logins(served).keys() - before.keys()) - {mine}) and all(
+        state == "revoked" for ident, state in tokens_of_logins(served).items() if ident not in before
+    )
+
+
+def test_a_second_login_in_a_browser_ends_the_first_and_is_of_the_same_person(served: Served, bob: Browser) -> None:
+    alice = visitor(served, new_link(served))
+    first = dict(alice.cookies)
+    assert alice.log_in(new_link(served)).status == 303 and alice.cookies != first
+    assert Browser(served.url, first).get("/console/approvals").status == 303
+    theirs = token(served, "person", "bob")["token"]
+    refused = alice.log_in(theirs)
+    assert refused.status == 409 and "alice is logged in here" in refused.text and "set-cookie" not in refused.headers
+    assert "alice" in alice.get("/console/approvals").text
+    log_out(alice)
+    assert alice.log_in(theirs).status == 303, "a credential that was refused so is not used up"
 
 
 # ── Answers of ours ───────────────────────────────────────────────────────────────────────────────

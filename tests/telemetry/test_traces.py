@@ -160,6 +160,23 @@ def test_where_spans_go_is_in_the_file_or_left_to_the_usual_variables(monkeypatc
         loaded("telemetry: {otlp: 'https://u:p@a.example'}")
 
 
+def test_spans_that_leave_this_machine_in_clear_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    def warned(text: str) -> list[str]:
+        loaded = config.loads(f"telemetry: {{otlp: '{text}'}}", file="ringfence.yaml", base=Path("/"))
+        return [each.text for each in loaded.warnings]
+
+    assert (
+        warned("https://collector.example") == warned("http://127.0.0.1:4318") == warned("http://localhost:4318") == []
+    )
+    (spans,) = warned("http://collector.example:4318")
+    assert "in clear" in spans and "https://" in spans and "headers" not in spans
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "api-key=x")
+    (headers,) = warned("http://collector.example:4318")
+    assert "headers" in headers
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318/")
+    assert len(warned("env")) == 1
+
+
 def test_a_served_gateway_sends_spans_and_writes_json(tmp_path: Path) -> None:
     with collecting() as (collector, url):
         command = gateways.server("hostile_server.py")

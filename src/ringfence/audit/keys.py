@@ -103,6 +103,11 @@ def published(folder: Path) -> Ed25519PublicKey:
     path = folder / PUBLIC
     if path.exists() and not path.is_file():
         raise StoreError(f"{path} is not a plain file; move it away")
+    if not path.exists():
+        raise StoreError(
+            f"there is no public key {path}: under this account no gateway has signed anything yet. Name the key that"
+            " the log was signed with (ringfence audit verify --public-key FILE), or start a gateway (ringfence serve)"
+        )
     return public_key_from_file(path)
 
 

@@ -35,6 +35,7 @@ from ringfence.core import canonical
 from ringfence.core.errors import StoreError, TamperError
 from ringfence.core.model import Json
 from ringfence.store import Reader, Record, Transaction
+from ringfence.store.schema import DATABASE
 
 T = TypeVar("T")
 Part = Literal["arguments", "result"]
@@ -274,10 +275,26 @@ def verify(
             report = verify_export(export_path, public_key_from_file(public_key), witness)
         _conclude(report, as_json)
         return
+    folder = common.state_of(config_path, demo)
+    if not (folder / DATABASE).is_file():
+        _no_log(folder, public_key, witness)
     key = public_key_from_file(public_key) if public_key else published(config.key_folder())
     with _log(config_path, demo) as reader:
         report = _verified(reader, key, witness)
     _conclude(report, as_json)
+
+
+def _no_log(folder: Path, public_key: Path | None, witnesses: Iterable[Path]) -> None:
+    """Where there is no log at all, a witness is the only one to say whether there was one."""
+    at = public_key or config.key_folder() / PUBLIC
+    for path in witnesses if at.is_file() else ():
+        heads = witnessed(path, public_key_from_file(at), None)
+        if heads:
+            common.fail(
+                f"there is no database in {folder}, but the witness {path} has {len(heads)} heads that this key"
+                " signed: the log was removed or lies elsewhere. Put a copy of it back, or name the configuration of"
+                " its gateway with --config FILE"
+            )
 
 
 def _known_to_signer(reader: Reader, key: Ed25519PublicKey) -> tuple[list[Known], list[str]]:

@@ -50,6 +50,7 @@ from ringfence.core.model import (
     StandingTerms,
     VaultSpec,
 )
+from ringfence.core.quoting import quoted
 from ringfence.core.record import dataclass
 from ringfence.governance import contract, policy
 from ringfence.governance.cases import PolicyCase
@@ -219,6 +220,11 @@ def _telemetry(draft: Draft) -> TelemetrySettings:
             validators.otlp(url)
         except ValueError as exc:
             draft.problem((*draft.telemetry.where, "otlp"), str(exc))
+            return TelemetrySettings()
+    if url is not None and validators.goes_in_clear(url):
+        sent = "spans, and the headers of OTEL_EXPORTER_OTLP_HEADERS," if paths.otlp_headers() else "spans"
+        text = f"{sent} are sent to {quoted(url)} in clear, readable by every network between: write https://"
+        draft.warn((*draft.telemetry.where, "otlp"), text, key=False)
     return TelemetrySettings(url, shape.sample, shape.service or paths.service_name())
 
 

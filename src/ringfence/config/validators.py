@@ -182,6 +182,12 @@ def otlp(text: str) -> str:
     return text if parts.path not in ("", "/") else f"{text.rstrip('/')}{TRACES_PATH}"
 
 
+def goes_in_clear(text: str) -> bool:
+    """Whether what is sent to a URL can be read beyond this machine."""
+    parts = urlsplit(text)
+    return parts.scheme != "https" and not is_loopback(parts.hostname or "")
+
+
 def own_url(text: str) -> str:
     """The address that clients use: who it is for others than this machine, has to be told over TLS."""
     parts = urlsplit(url(text))
@@ -195,8 +201,7 @@ def own_url(text: str) -> str:
 
 def webhook(text: str) -> str:
     """Where records, or heads of the log, are posted to. Beyond this machine they do not go in clear."""
-    parts = urlsplit(url(text))
-    if parts.scheme != "https" and not is_loopback(parts.hostname or ""):
+    if goes_in_clear(url(text)):
         raise ValueError(f"{quoted(text)} would have records sent in clear: write https://")
     return text
 

@@ -179,14 +179,14 @@ class Console:
             return self._refused(request, found, "this form was not sent by a page of this console")
         form = await forms.read(request)
         if path == "login":
-            return await self._log_in(request, form)
+            return await self._log_in(request, form, found)
         if found is None:
             return RedirectResponse("/console/login", 303, HEADERS)
         visitor, person = found
         if form.get("csrf") != visitor.csrf:
             return self._refused(request, found, "this page is out of date: load it again, and answer there")
         if path == "logout":
-            self._logins.end(visitor)
+            await self._logins.end(visitor)
             answer = RedirectResponse("/console/login", 303, HEADERS)
             answer.delete_cookie(_cookie(request.scope), "/console")
             return answer
@@ -201,10 +201,12 @@ class Console:
                 return await whole.aside(answer.make) if isinstance(answer, Unmade) else answer
         return self._error((visit.visitor, visit.person), _NOT_THERE, 404)
 
-    async def _log_in(self, request: Request, form: Mapping[str, str]) -> Response:
+    async def _log_in(
+        self, request: Request, form: Mapping[str, str], found: tuple[Visitor, Person] | None
+    ) -> Response:
         uid = request.scope.get(PEER)
         try:
-            cookie, _ = await self._logins.begin(form.get("credential", ""), uid)
+            cookie, _ = await self._logins.begin(form.get("credential", ""), uid, found[0] if found else None)
         except NotAdmitted as exc:
             self._house.refused(exc.reason_code, uid)
             return page("login.html", {"problem": exc.message}, exc.status)

@@ -6,11 +6,12 @@ import hashlib
 import os
 import secrets
 import time
+from contextlib import suppress
 
 from ringfence.console.house import House
-from ringfence.core.model import IssuedToken, Login, Person
+from ringfence.core.model import IssuedToken, Json, Login, Person
 from ringfence.core.record import dataclass
-from ringfence.identity import NotAdmitted, person_of
+from ringfence.identity import NotAdmitted, new_token, person_of
 from ringfence.store import Conflict, Transaction
 
 LASTS_SECONDS = 12 * 3600.0
@@ -24,8 +25,9 @@ class Visitor:
 
     name: str
     login: Login
-    token: str | None
-    """Of theirs, by which they logged in: it is looked at again with each request. A link is good once."""
+    token: str
+    """Looked at again with each request: theirs, by which they logged in, or the one of this login alone. A link is
+    good once, so a login by one has a token of its own, which nobody is shown and the operator can revoke."""
     uid: int | None
     """The account of the connection: to another one the cookie is worth nothing."""
     began: float
@@ -41,30 +43,41 @@ class Logins:
         self._house = house
         self._visitors: dict[str, Visitor] = {}
 
-    async def begin(self, credential: str, uid: int | None) -> tuple[str, Visitor]:
-        """Log in whoever holds this link or token, on record; the cookie's value. Raises NotAdmitted."""
+    async def begin(self, credential: str, uid: int | None, before: Visitor | None = None) -> tuple[str, Visitor]:
+        """Log in whoever holds this link or token, on record; the cookie's value. `before` is who is logged in already
+        in the same browser, whose login ends with this one. Raises NotAdmitted."""
         credential = credential.strip()
         if len(credential) > _LONGEST_CREDENTIAL:
             raise NotAdmitted(401, "bad_token", "this is no token of this gateway", "invalid_token")
         token = self._house.tokens(credential)
+        if token.kind == "login":
+            raise NotAdmitted(401, "bad_token", "this token stands for another login", "invalid_token")
         person = self._person(token)
         login = Login("link" if token.kind == "link" else "token", token.id)
         if token.kind == "link" and uid is not None and uid != os.geteuid():
             # It says no more than that whoever has it is this account, and the kernel knows who is not.
             text = "this link is for the account that the gateway runs under; log in with a token of your own"
             raise NotAdmitted(403, "not_this_account", text)
+        if before is not None and before.name != person.name:
+            # A page of a colleague may have opened their own link here: this person would then answer as them.
+            text = f"{before.name} is logged in here; log out first (at /console), to log in as {person.name}"
+            raise NotAdmitted(409, "logged_in", text)
+        body: Json = {"person": person.name, "login": login.as_fact(), "peer_uid": uid}
+        own, kept = _token_of_login(person) if token.kind == "link" else (None, credential)
 
         def work(tx: Transaction) -> None:
-            if token.kind == "link":
+            if own is not None:
                 tx.revoke_token(token.id, "console", time.time())
-            tx.append("console_login", None, {"person": person.name, "login": login.as_fact(), "peer_uid": uid})
+                tx.put_token(own)
+            tx.append("console_login", None, body if own is None else {**body, "token": own.id})
 
         try:
             await self._house.store.write(work, durable=True)
         except Conflict:
             text = "this link was used already; `ringfence console` gives another"
             raise NotAdmitted(401, "link_used", text, "invalid_token") from None
-        kept = credential if token.kind == "person" else None
+        if before is not None:
+            await self.end(before)
         cookie = secrets.token_urlsafe(32)
         visitor = Visitor(person.name, login, kept, uid, time.monotonic(), secrets.token_urlsafe(24))
         self._forget_old()
@@ -74,25 +87,36 @@ class Logins:
     def find(self, cookie: str | None, uid: int | None) -> tuple[Visitor, Person] | None:
         """Who this is, by the configuration in force; None: nobody, or nobody any more."""
         visitor = None if cookie is None else self._visitors.get(_digest(cookie))
-        if visitor is None or visitor.uid != uid or time.monotonic() - visitor.began > LASTS_SECONDS:
+        if visitor is None or visitor.uid != uid:
             return None
         person = self.still(visitor)
         return None if person is None else (visitor, person)
 
     def still(self, visitor: Visitor) -> Person | None:
         """The person that this visitor is, as long as they are."""
-        if all(each is not visitor for each in self._visitors.values()):
+        if time.monotonic() - visitor.began > LASTS_SECONDS or all(v is not visitor for v in self._visitors.values()):
             return None
         try:
-            if visitor.token is not None:
-                return self._person(self._house.tokens(visitor.token))
+            person = self._person(self._house.tokens(visitor.token))
         except NotAdmitted:
             return None
-        person = person_of(self._house.people(), self._house.account)
-        return person if person is not None and person.name == visitor.name else None
+        return person if person.name == visitor.name else None
 
-    def end(self, visitor: Visitor) -> None:
+    async def end(self, visitor: Visitor) -> None:
+        """Log out, on record. It is over even where that cannot be written. Raises StoreError."""
         self._visitors = {key: each for key, each in self._visitors.items() if each is not visitor}
+        try:
+            token = self._house.tokens(visitor.token)
+        except NotAdmitted:
+            token = None
+
+        def work(tx: Transaction) -> None:
+            if token is not None and token.kind == "login":
+                with suppress(Conflict):
+                    tx.revoke_token(token.id, visitor.name, time.time())
+            tx.append("console_logout", None, {"person": visitor.name, "login": visitor.login.as_fact()})
+
+        await self._house.store.write(work, durable=True)
 
     def _person(self, token: IssuedToken) -> Person:
         people = self._house.people()
@@ -101,6 +125,9 @@ class Logins:
             raise NotAdmitted(403, "agent_token", text)
         if token.kind == "link":
             found = person_of(people, self._house.account) if token.name == self._house.account else None
+        elif token.kind == "login":
+            found = person_of(people, self._house.account)
+            found = found if found is not None and found.name == token.name else None
         else:
             found = people.get(token.name)
             found = found if found is not None and found.tenant == token.tenant else None
@@ -115,6 +142,14 @@ class Logins:
         while len(lasting) >= _MOST:
             del lasting[next(iter(lasting))]
         self._visitors = lasting
+
+
+def _token_of_login(person: Person) -> tuple[IssuedToken, str]:
+    """A token that stands for one login: what is kept of it, and its text, which does not leave this process."""
+    ident, text, digest = new_token()
+    now = time.time()
+    made = IssuedToken(ident, digest, "login", person.name, person.tenant, "console", now, now + LASTS_SECONDS)
+    return made, text
 
 
 def _digest(cookie: str) -> str:

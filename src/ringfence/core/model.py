@@ -392,8 +392,8 @@ class IssuedToken:
 
     id: str
     digest: str
-    kind: Literal["agent", "person", "link"]
-    """A `link` lets the person of this account log in to the console, once."""
+    kind: Literal["agent", "person", "link", "login"]
+    """A `link` lets the person of this account log in to the console, once; a `login` stands for what it began."""
     name: str
     tenant: str
     made_by: str

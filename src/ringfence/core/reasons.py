@@ -208,6 +208,7 @@ _CALLER = {
     ),
     "agent_token": ("The token is an agent's, and only people use the console.", "Use a token of a person."),
     "link_used": ("The link was used already: each logs one person in, once.", "Run `ringfence console`."),
+    "logged_in": ("Another person is logged in to the console in this browser.", "Log out there first."),
     "unknown_person": (
         "The holder of the credential is none of the people that the configuration declares.",
         "Have the operator declare them under `people:`.",

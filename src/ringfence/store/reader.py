@@ -100,7 +100,10 @@ class Reader:
     def open(cls, folder: Path, keys: Path | None = None) -> Reader:
         """Read a state folder without taking part in it: no chain, no lock, no key. Raises StoreError."""
         if not (folder / DATABASE).is_file():
-            raise StoreError(f"there is no database in {folder}")
+            raise StoreError(
+                f"there is no database in {folder}: no gateway has kept its state there yet. Start one (ringfence"
+                " serve), or name the configuration of yours with --config FILE"
+            )
         reader = cls(folder, keys)
         check_version(reader._connection, folder / DATABASE)
         return reader

@@ -333,7 +333,7 @@ def token_from(row: tuple[Any, ...]) -> IssuedToken:
     """A TOKEN row. A changed file may hold any type in any column. Raises StoreError."""
     texts, times = row[:6], (*row[6:8], *row[8:][: row[8] is not None])
     sound = all(isinstance(text, str) for text in texts) and all(isinstance(time, int | float) for time in times)
-    if not sound or row[2] not in ("agent", "person", "link"):
+    if not sound or row[2] not in ("agent", "person", "link", "login"):
         raise StoreError("the database holds a token that cannot be read: another program changed it")
     return IssuedToken(*row)
 
