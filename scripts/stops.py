@@ -16,7 +16,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -38,6 +37,8 @@ PATHS = {"call": "The path of a call", "run": "The path of a run", "step": "The 
 """The calls that are traced, and the headings of the page that describe them."""
 _SHOWN = 4
 _PATIENCE = 300.0
+_SERVED = re.compile(r"serves \d+ tools at (http://127\.0\.0\.1:\d+/mcp)")
+"""What the gateway prints once it listens, at a port that the kernel chose."""
 _PROGRAM = """
 import os
 os.makedirs("/workspace/output", exist_ok=True)
@@ -137,19 +138,18 @@ class Client:
 @contextmanager
 def demo(folder: Path) -> Iterator[str]:
     """The demo gateway in a process of its own, traced, while the block lasts; at its end the traces are written."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     environment = {**os.environ, "HOME": str(folder / "home"), "PYTHONUNBUFFERED": "1"}
     for name in [name for name in environment if name.startswith(("XDG_", "RINGFENCE_"))]:
         del environment[name]
     (folder / "home").mkdir()
-    command = [sys.executable, __file__, str(folder), "serve", "--demo", "--port", str(port)]
+    command = [sys.executable, __file__, str(folder), "serve", "--demo", "--port", "0"]
     with (folder / "log").open("wb") as log:
         gateway = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
     try:
-        _wait(lambda: f"http://127.0.0.1:{port}" in (folder / "log").read_text(), gateway, folder / "log")
-        yield f"http://127.0.0.1:{port}/mcp"
+        _wait(lambda: _SERVED.search((folder / "log").read_text()), gateway, folder / "log")
+        found = _SERVED.search((folder / "log").read_text())
+        assert found is not None
+        yield found[1]
     finally:
         gateway.send_signal(signal.SIGTERM)
         gateway.wait(_PATIENCE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -52,6 +53,24 @@ def test_a_gateway_ends_quietly_under_open_pages(tmp_path: Path) -> None:
             assert rest(stream).endswith(b"0\r\n\r\n"), "it ends as a whole answer, after which a browser asks again"
         served.started.process.wait(tooling.PATIENCE)
         assert "Traceback" not in served.started.output()
+
+
+def test_an_event_says_of_which_kinds_new_records_are_and_nothing_of_what_is_in_them(tmp_path: Path) -> None:
+    with people.serve(tmp_path) as served:
+        bob = visitor(served, token(served, "person", "bob")["token"])
+        with page_open(bob) as stream:
+            token(served, "person", "carl")
+            told = b""
+            while b"token_created" not in told:
+                told += (piece := stream.recv(4096))
+                assert piece, told
+            people.call(served, "search_docs", {"query": "canary-1"})
+            while b"finished" not in told:
+                told += (piece := stream.recv(4096))
+                assert piece, told
+    events = [json.loads(line.removeprefix(b"data:")) for line in told.splitlines() if line.startswith(b"data:")]
+    assert all(event.keys() == {"waiting", "kinds"} for event in events)
+    assert b"canary" not in told and b"search_docs" not in told and b"carl" not in told
 
 
 def test_a_page_too_many_is_told_to_look_now_and_then(tmp_path: Path) -> None:

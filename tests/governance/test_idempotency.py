@@ -236,6 +236,18 @@ async def test_a_bounded_number_of_results_is_kept_for_calls_that_changed_nothin
         assert len(way.servers.requests) == times + 1, "another's are no matter"
 
 
+async def test_processes_that_keep_one_result_each_are_held_within_the_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idempotency, "MOST_OF_ONE", 300_000)
+    long = {"content": [{"type": "text", "text": "x" * 50_000}]}
+    for n in range(9):
+        async with governed(tmp_path, WRITE, [long]) as way:
+            assert (await way.call("echo", {"n": n}, idempotency_key=f"{n}")).ok
+            sizes = way.store.reader()._connection.execute("SELECT sum(bytes) FROM keys").fetchone()
+    assert sizes[0] <= 300_000
+
+
 async def test_the_oldest_kept_results_of_a_caller_give_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     long = {"content": [{"type": "text", "text": "x" * 50_000}]}
     for name, most in (("MOST_OF_ONE", 300_000), ("MOST_OF_ALL", 500_000), ("_LOOK_BYTES", 1)):

@@ -40,6 +40,12 @@ with open("/data/lines", "a") as file:
         file.write(record["id"] + " " + record["record"]["status"] + "\\n")
 """
 
+POST = """
+import contextlib, urllib.error, urllib.request
+with contextlib.suppress(urllib.error.HTTPError):
+    urllib.request.urlopen("http://elsewhere.example/")
+"""
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -117,6 +123,20 @@ def test_a_command_in_a_box_gets_them_on_its_stdin(folder: Path) -> None:
         last = gateways.finished(folder / "state")[-1]
         wanted = f"{last['chain']}:{last['seq']} success"
         wait_until(lambda: lines.exists() and wanted in lines.read_text().splitlines())
+
+
+def test_what_a_hook_in_a_box_asks_of_the_network_is_on_record(folder: Path) -> None:
+    boxing.need_boxes()
+    (folder / "code").mkdir()
+    (folder / "code" / "post.py").write_text(POST)
+    hook = "{command: [python3, /code/post.py], mounts: [{host: ./code, at: /code}], network: out}"
+    text = f'{TOP}networks: {{out: {{allow: ["collector.example:443"]}}}}\nhooks: {{post: {hook}}}\n'
+    with gateways.serve(gateways.write(folder, text)) as served:
+        call(served)
+        wait_until(lambda: gateways.records(folder / "state", kind="hook_network"))
+    found = gateways.records(folder / "state", kind="hook_network")[0]
+    (denied,) = found["network"]["denied"]
+    assert (found["hook"], denied["host"], denied["port"]) == ("post", "elsewhere.example", 80)
 
 
 def test_a_webhook_that_was_down_gets_all_of_them_when_it_is_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

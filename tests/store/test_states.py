@@ -203,6 +203,32 @@ def test_an_older_state_gets_its_id_at_the_next_start_on_record_and_its_log_stil
         assert len(list(store.reader().records(kind="state_named"))) == 1
 
 
+def test_that_an_older_state_got_its_id_is_on_record_though_it_was_killed_meanwhile(
+    folder: Path, keys: Keys, earlier: pytest.MonkeyPatch
+) -> None:
+    Store.open(folder, keys).close()
+    earlier.undo()
+    as_left(folder, keys)
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sqlite, "begin_chain", killed)
+        patch.setattr(sqlite, "continue_chain", killed)
+        with pytest.raises(Killed):
+            Store.open(folder, keys)
+    assert (folder / "checkpoints" / chains.identity_name(keys.public)).is_file()
+    for _ in range(2):
+        with Store.open(folder, keys) as store:
+            (named,) = store.reader().records(kind="state_named")
+            assert chains.has_signature(keys.public, named.body)
+    assert verified(folder, keys).ok
+
+
 def test_an_older_state_keeps_what_it_wrote_while_its_clock_was_ahead(
     folder: Path, keys: Keys, tmp_path: Path, earlier: pytest.MonkeyPatch
 ) -> None:

@@ -130,7 +130,7 @@ class App:
         self._guard = Guard(self._schemas.result_problem, self.secrets.shown)
         self.pins = DefinitionPins(store, self._guard, lambda each: entries.problem(each.kind, each.body))
         self.pins.use(settings.servers, settings.contracts)
-        maker = HookMaker(lambda: self.config, lambda: self.secrets, lambda: self._executor)
+        maker = HookMaker(lambda: self.config, lambda: self.secrets, lambda: self._executor, self._hook_sent)
         self._hooks = HookRunner(store, maker.make, partial(asking.put, lambda: self.config.people))
         self.watcher = CallWatcher(self._metrics(), tracing_of(settings.telemetry))
         self.watcher.is_tool = lambda name: name in self.pipeline.rules.catalog
@@ -216,6 +216,11 @@ class App:
     def clean(self, text: str, most: int) -> GuardedText:
         """A text from outside, as it may be shown and kept."""
         return self._guard.message(text, most=most)
+
+    async def _hook_sent(self, name: str, network: Json) -> None:
+        """Put on record what the box of a hook asked of the network; the hosts may be of its program's choice."""
+        body = {"hook": name, **self._guard.facts({"network": network})}
+        await self.store.write(lambda tx: tx.append("hook_network", None, body))
 
     async def handle(self, call: Call, channel: Channel) -> Outcome:
         return await self.pipeline.handle(call, channel)

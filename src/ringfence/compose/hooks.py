@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ringfence.config import paths
 from ringfence.config.settings import Config
 from ringfence.core.box import Limits
 from ringfence.core.errors import Unavailable
-from ringfence.core.model import DEFAULT_TENANT, HookSpec
+from ringfence.core.model import DEFAULT_TENANT, HookSpec, Json
 from ringfence.core.ports import Access, Backend, Route, Router
 from ringfence.core.secret import Secret
 from ringfence.secrets.vault import SecretUse
@@ -28,7 +29,10 @@ class HookMaker:
         settings: Callable[[], Config],
         secrets: Callable[[], ConfiguredSecrets],
         executor: Callable[[], Executor | None],
+        sent: Callable[[str, Json], Awaitable[None]],
     ) -> None:
+        """`sent` puts on record what the box of a hook, by its name, sent to the network."""
+        self._sent = sent
         self._settings = settings
         self._secrets = secrets
         self._executor = executor
@@ -42,7 +46,7 @@ class HookMaker:
         if spec.command:
             from ringfence.hooks.boxed import BoxedHook  # noqa: PLC0415
 
-            return BoxedHook(spec, self._boxes, lambda: self._route(spec))
+            return BoxedHook(spec, self._boxes, lambda: self._route(spec), partial(self._sent, spec.name))
         from ringfence.hooks.python import PythonHook  # noqa: PLC0415
 
         return PythonHook(spec, paths.process_environment(), str(self._settings().path.parent))

@@ -1,4 +1,6 @@
-"""Events for open pages: that something was written, and how many questions wait for an answer."""
+"""Events for open pages: that something was written, of which kinds the new records are, and how many questions wait
+for an answer. What is in a record is never told: that is for the page, which shows people what concerns their tenant.
+"""
 
 from __future__ import annotations
 
@@ -69,6 +71,7 @@ class Live:
     ) -> bytes:
         loop = asyncio.get_running_loop()
         version: int | None = None
+        newest = 0
         told = loop.time()
         while not left.done():
             now = self._reader().version()
@@ -76,8 +79,10 @@ class Live:
                 return _OVER
             body = b""
             if now != version:
-                version = now
-                body = f"event: change\ndata: {json.dumps({'waiting': count(person)})}\n\n".encode()
+                first, version = version is None, now
+                newest, kinds = (self._reader().last_number(), []) if first else self._reader().kinds_after(newest)
+                data = json.dumps({"waiting": count(person), "kinds": kinds})
+                body = f"event: change\ndata: {data}\n\n".encode()
             elif loop.time() - told > _PING_SECONDS:
                 body = b": ping\n\n"
             if once:

@@ -60,7 +60,7 @@ class IdempotencyKeys:
         self._expressions: dict[str, Expression] = {}
         self._waiting: Counter[tuple[str, str]] = Counter()
         """Calls that wait for another, by agent and client."""
-        self._fresh: Counter[str] = Counter()
+        self._fresh: dict[str, int] = {}
         """Bytes that were kept since all of them were last added up, by principal."""
 
     def key(
@@ -135,12 +135,15 @@ class IdempotencyKeys:
                 del self._waiting[mine]
 
     def bound(self, tx: Transaction, principal: str, kept: int) -> None:
-        """So many more bytes are kept for a principal: hold them within the bounds."""
-        self._fresh[principal] += kept
+        """So many more bytes are kept for a principal: hold them within the bounds.
+
+        A process looks at its first, too: a command that keeps one result and ends would else never look.
+        """
+        self._fresh[principal] = self._fresh.get(principal, _LOOK_BYTES) + kept
         if self._fresh[principal] >= _LOOK_BYTES:
             tx.drop_outcomes(MOST_OF_ONE, principal)
             tx.drop_outcomes(MOST_OF_ALL)
-            del self._fresh[principal]
+            self._fresh[principal] = 0
 
     def ended(self) -> None:
         """A call of this process that had a key has ended."""

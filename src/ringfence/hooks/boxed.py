@@ -23,9 +23,12 @@ class BoxedHook:
         spec: HookSpec,
         backend: Callable[[], tuple[Backend, Limits]],
         route: Callable[[], Awaitable[Route]],
+        sent: Callable[[Json], Awaitable[None]],
     ) -> None:
-        """`backend` and `route` are of the configuration in force; they raise Unavailable where there are none."""
+        """`backend` and `route` are of the configuration in force; they raise Unavailable where there are none. `sent`
+        puts the `network` fact of a box on record."""
         self._spec = spec
+        self._sent = sent
         self._backend = backend
         self._route = route
 
@@ -44,6 +47,8 @@ class BoxedHook:
             report = await to_the_end(backend.run(wanted))
         except ValueError as exc:
             raise HookFailed("no such box can be made", said=str(exc)) from None
+        if report.network is not None and any(report.network.values()):
+            await self._sent(dict(report.network))
         if report.ended != "exited" or report.exit_status != 0:
             raise HookFailed(
                 _how(report), said=(report.stderr.head + report.stderr.tail).decode("utf-8", "replace")[-_LAST_WORDS:]

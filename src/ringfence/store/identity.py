@@ -23,7 +23,7 @@ FOLDER = "checkpoints"
 
 
 def identify(connection: sqlite3.Connection, folder: Path, keys: SigningKey) -> tuple[Signer, bool]:
-    """What signs in the name of this state, and whether an older one only got its id now. Raises StoreError."""
+    """What signs in the name of this state, and whether it got its id only now. Raises StoreError."""
     made: list[StateIdentity] = []
 
     def make() -> bytes:
@@ -42,7 +42,7 @@ def identify(connection: sqlite3.Connection, folder: Path, keys: SigningKey) -> 
         keys.adopt(found, line, _signed(folder / FOLDER, keys.public))
     else:
         keys.adopt(found, line, ())
-    return Signer(keys, found), found.older and found in made
+    return Signer(keys, found), found in made
 
 
 def _signed(checkpoints: Path, public: Ed25519PublicKey) -> Iterator[bytes]:

@@ -153,6 +153,12 @@ class Reader:
         text = "SELECT call_id FROM records WHERE id > ? AND id <= ? AND kind = ?"
         return newest, [str(row[0]) for row in self._all(text, [number, newest, SETTLED])]
 
+    def kinds_after(self, number: int) -> tuple[int, list[str]]:
+        """The place of the newest record, and of which kinds those are that came after the place given."""
+        newest = self.last_number()
+        text = "SELECT DISTINCT kind FROM records WHERE id > ? AND id <= ? ORDER BY kind"
+        return newest, [str(row[0]) for row in self._all(text, [number, newest])]
+
     def first_ended(self) -> int:
         """The place of the first that is still there; where there is none, that of the next."""
         text = "SELECT coalesce((SELECT min(id) FROM records WHERE kind = 'finished'), max(id) + 1, 0) FROM records"

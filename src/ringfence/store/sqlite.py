@@ -115,8 +115,8 @@ class Store:
             with durable_transaction(connection, opened.head, signer, due) as transaction:
                 opened.take(connection)
                 transaction.append(OPENED, None, _opening(connection, opened.head.chain, signer))
-                if named_now:
-                    transaction.record_identity()
+                if signer.state.older:
+                    transaction.record_identity(again=named_now)
                 transaction.mark_set_back()
                 recovery.adopt(transaction)
                 transaction.forget_before(forgotten)

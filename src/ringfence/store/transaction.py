@@ -146,10 +146,13 @@ class Transaction:
         self._insert(record, salt)
         self.head = record.head
 
-    def record_identity(self) -> None:
-        """Put it on record that a state which had records before has got its id only now."""
+    def record_identity(self, *, again: bool) -> None:
+        """Put it on record that a state which had records before got its id only at its time. Unless `again`, not where
+        that is on record: its file is written first, and what wrote it may have been killed between the two."""
         state = self._signer.state
-        self._append_signed(chain.NAMED, None, {"at_first": state.at})
+        named = "SELECT 1 FROM records WHERE call_id = ? AND kind = ?"
+        if again or self._connection.execute(named, (state.id, chain.NAMED)).fetchone() is None:
+            self._append_signed(chain.NAMED, state.id, {"at_first": state.at})
 
     def mark_set_back(self) -> bool:
         """Put it on record where the time of day was set back. Questions that are open are void then: whether they

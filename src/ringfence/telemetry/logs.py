@@ -7,7 +7,7 @@ import logging
 from datetime import UTC, datetime
 
 from ringfence.core.model import Json
-from ringfence.telemetry.watch import current, log
+from ringfence.telemetry.watch import log, under_way
 
 
 class JsonLines(logging.Formatter):
@@ -21,7 +21,7 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        watch = getattr(record, "watch", None) or current.get()
+        watch = getattr(record, "watch", None) or under_way()
         if watch is not None:
             line |= {"call_id": watch.call_id, "trace_id": watch.trace_id}
         line |= getattr(record, "told", {})

@@ -26,6 +26,15 @@ current: ContextVar[CallWatch | None] = ContextVar("ringfence_call", default=Non
 """The call that is under way here, for the log."""
 
 
+def under_way() -> CallWatch | None:
+    """The call that is under way here. What a call began, such as a connection to a server, may outlive it, and keeps
+    its context; what is logged there then is about no call."""
+    watch = current.get()
+    while watch is not None and watch.is_over:
+        watch = watch.outer
+    return watch
+
+
 class CallWatcher:
     """Watches every call of a gateway."""
 
@@ -54,9 +63,9 @@ class CallWatch:
         self._worked: float | None = None
         self._worked_until: int | None = None
         self._boxed = False
-        self._over = False
+        self.is_over = False
         self._trace: CallTrace | None = None
-        self._outer = current.get()
+        self.outer = current.get()
         """The call in which this one was made: that for which a server starts, say."""
         current.set(self)
 
@@ -102,11 +111,11 @@ class CallWatch:
 
     def ended(self, contract: Contract | None, outcome: Outcome, *, removed: int) -> None:
         """The call is closed; only the first time counts."""
-        if self._over:
+        if self.is_over:
             return
-        self._over = True
+        self.is_over = True
         if current.get() is self:
-            current.set(self._outer)
+            current.set(self.outer)
         self._watcher.metrics.running -= 1
         call, facts = self._call, outcome.facts
         tool = ""

@@ -101,18 +101,24 @@ function hold(card) {
   setTimeout(() => { for (const each of buttons) each.disabled = false; }, 700);
 }
 
+// A part that shows records of some kinds alone names them. The first event of a stream, and a change without a new
+// record, concern every part.
+function concerns(place, kinds) {
+  return !place.dataset.kinds || !kinds.length || place.dataset.kinds.split(" ").some((each) => kinds.includes(each));
+}
+
 function listen() {
   const address = document.body.dataset.live;
   if (!address || source) return;
   source = new EventSource(address);
   source.addEventListener("change", (event) => {
-    const { waiting } = JSON.parse(event.data);
+    const { waiting, kinds } = JSON.parse(event.data);
     const badge = one("#waiting");
     if (badge) {
       badge.textContent = waiting || "";
       badge.setAttribute("aria-label", `${waiting} waiting`);
     }
-    if (one("[data-swap]")) refresh();
+    if (all("[data-swap]").some((place) => concerns(place, kinds))) refresh();
   });
   source.addEventListener("over", () => { source.close(); location.assign("/console/login"); });
   // A browser asks again by itself, but not where the answer was no stream.
