@@ -457,7 +457,8 @@ def test_an_agent_that_may_call_nothing_or_names_what_does_not_exist_is_warned_o
         ("agents: {a: {person: ann}}\npeople: {anna: {}}", "1:22: no person named 'ann' (did you mean 'anna'?)"),
         (
             "agents: {a: {person: ann, tenant: t}}\npeople: {ann: {}}",
-            "1:22: 'ann' is of tenant 'local', and the agent of 't': nobody acts for a person of another tenant",
+            "1:22: 'ann' is of tenant 'local', and the agent of 't':"
+            " an agent cannot act for a person of another tenant",
         ),
         ("agents: {a: {os_user: u}, b: {os_user: u}}", "1:40: 'u' is 'a' already: one account is one agent"),
         ("agents: {a: {quota: {burst: 2}}}", "1:29: a burst needs per_minute"),

@@ -144,7 +144,7 @@ def test_an_auditor_answers_nothing(served: Served, omar: Browser, tmp_path: Pat
 SECRET = "s3cr3t-" + "x" * 40
 
 
-class House:
+class Gateway:
     def clean(self, text: str, most: int) -> str:
         return text.replace(SECRET, "[redacted]")[:most]
 
@@ -155,7 +155,7 @@ class House:
 
 
 class Visit:
-    house = House()
+    gateway = Gateway()
     person = Person("omar")
 
     def page(self, name: str, values: Json) -> Json:

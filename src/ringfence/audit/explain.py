@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from ringfence.audit.chain import has_signature
 from ringfence.core import invisible
+from ringfence.core.canonical import object_at
 from ringfence.core.model import Json
 from ringfence.core.reasons import REASONS
 
@@ -72,7 +73,7 @@ def way(records: list[Json], public: Ed25519PublicKey | None = None) -> tuple[st
         ("what to do", _what_to_do(finished)),
         ("on record", _on_record(story, started, finished)),
     ]
-    name = _text(_part(story, "call").get("id"))
+    name = _text(object_at(story, "call").get("id"))
     title = f"{_what(story)}{f', {name}' if name else ''}" if story else "A call that is not on record itself"
     return title, [(label, [text for text in lines if text]) for label, lines in stops]
 
@@ -86,7 +87,7 @@ def summary(records: list[Json]) -> str:
     if story is None:
         return "There is no record of this call."
     called = [f"{_what(story)} {_who(story)}".strip()]
-    policy = [f"policy {_verdict(story)}"] if _part(story, "decision") else []
+    policy = [f"policy {_verdict(story)}"] if object_at(story, "decision") else []
     return _printable("; ".join([*called, *policy, *_result(started, finished)[:1]]))
 
 
@@ -111,13 +112,6 @@ def _kind(record: Json) -> str:
 
 def _last(records: Iterable[Json], kind: str) -> Json | None:
     return next((r for r in reversed(list(records)) if r.get("kind") == kind), None)
-
-
-def _part(record: Json, *path: str) -> Json:
-    value: Any = record
-    for name in path:
-        value = value.get(name) if isinstance(value, dict) else None
-    return value if isinstance(value, dict) else {}
 
 
 def _list(value: Any) -> list[Any]:
@@ -170,14 +164,14 @@ def _join(words: list[str]) -> str:
 def _arrived(started: Json | None, finished: Json | None) -> Any:
     """When the call came: by its facts, since one that waited for a person is recorded as started after the answer."""
     with contextlib.suppress(ValueError, OverflowError, OSError):
-        at = datetime.fromisoformat(_text(_part(finished or {}, "facts").get("started_at")))
+        at = datetime.fromisoformat(_text(object_at(finished or {}, "facts").get("started_at")))
         if at.tzinfo is not None:
             return at.timestamp()
     return (started or finished or {}).get("at")
 
 
 def _what(story: Json) -> str:
-    call = _part(story, "call")
+    call = object_at(story, "call")
     tool = _named(call.get("tool") or "The call")
     server = _named(call.get("server") or "")
     return {
@@ -191,7 +185,7 @@ def _what(story: Json) -> str:
 
 
 def _who(story: Json) -> str:
-    principal = _part(story, "call", "principal")
+    principal = object_at(story, "call", "principal")
     agent = _text(principal.get("agent"))
     who = "by the gateway itself" if principal.get("kind") == "system" else f"by agent {agent}" if agent else ""
     if _text(principal.get("person")):
@@ -201,7 +195,7 @@ def _who(story: Json) -> str:
 
 
 def _called(story: Json, at: Any) -> list[str]:
-    call = _part(story, "call")
+    call = object_at(story, "call")
     origin = _text(call.get("origin"))
     words = [
         _who(story),
@@ -214,11 +208,11 @@ def _called(story: Json, at: Any) -> list[str]:
 
 
 def _contract(story: Json) -> list[str]:
-    contract = _part(story, "contract")
+    contract = object_at(story, "contract")
     if not contract:
         # A call that does not fit its tool's schema is refused before the contract that was found is on record.
         code = _text(story.get("reason_code"))
-        tool = _text(_part(story, "call").get("tool"))
+        tool = _text(object_at(story, "call").get("tool"))
         if code == "bad_arguments" and tool:
             return [f"{tool}: the arguments do not fit its schema"]
         absent = "none applied" if code.startswith("unknown_") else "not looked up: the call was refused before that"
@@ -228,7 +222,7 @@ def _contract(story: Json) -> list[str]:
 
 
 def _verdict(story: Json) -> str:
-    decision = _part(story, "decision")
+    decision = object_at(story, "decision")
     marks = _texts(decision.get("marks"))
     asks = _texts(decision.get("asks"))
     every = _texts(decision.get("rules"))
@@ -245,9 +239,9 @@ def _verdict(story: Json) -> str:
 
 
 def _policy(story: Json) -> list[str]:
-    decision = _part(story, "decision")
+    decision = object_at(story, "decision")
     if not decision:
-        if _text(_part(story, "call").get("kind")) == "server":
+        if _text(object_at(story, "call").get("kind")) == "server":
             return ["not asked: the gateway itself started the server"]
         return ["not asked: the call did not get that far"] if "decision" in story else []
     reason = _text(decision.get("reason"))
@@ -267,7 +261,7 @@ def _policy(story: Json) -> list[str]:
 
 def _in_shadow(decision: Json) -> str:
     """What rules in shadow mode would have done, which they did not."""
-    shadow = _part(decision, "shadow")
+    shadow = object_at(decision, "shadow")
     if not shadow:
         return ""
     rules = _texts(shadow.get("rules"))
@@ -277,14 +271,14 @@ def _in_shadow(decision: Json) -> str:
 
 
 def _labels(story: Json) -> list[str]:
-    labels = _part(story, "facts", "labels")
+    labels = object_at(story, "facts", "labels")
     named = {key: ", ".join(map(_text, _list(labels.get(key)))) for key in ("call", "in_force", "result")}
     told = {"call": "its own", "in_force": "decided by", "result": "of its result"}
     return [f"{told[key]}: {text}" for key, text in named.items() if text]
 
 
 def _approval(story: Json, records: list[Json], public: Ed25519PublicKey | None) -> list[str]:
-    used = _part(story, "approval")
+    used = object_at(story, "approval")
     identity = _text(used.get("id"))
     out: list[str] = []
     listed: set[tuple[str, str]] = set()
@@ -307,8 +301,8 @@ def _approval(story: Json, records: list[Json], public: Ed25519PublicKey | None)
                 continue
             shown = f", shown {_short(record.get('shown'))}" if _text(record.get("shown")) else ""
             verb = "approved" if agreed else "refused"
-            way = _text(_part(record, "login").get("way"))
-            stood = _text(_part(record, "standing").get("id"))
+            way = _text(object_at(record, "login").get("way"))
+            stood = _text(object_at(record, "standing").get("id"))
             by = f" in the console, logged in by {way}" if way else ""
             by = " in the client that made the call" if way == "client" else by
             by = " by webhook, signed with a key of their own," if way == "webhook" else by
@@ -361,15 +355,15 @@ def _started(started: Json | None, finished: Json | None) -> list[str]:
 
 
 def _ran(story: Json, started: Json | None) -> list[str]:
-    isolation = _part(story, "facts", "isolation")
+    isolation = object_at(story, "facts", "isolation")
     if started is None or not isolation or _text(story.get("status")) in ("unavailable", "validation_failure"):
         return []
     level = _text(isolation.get("level")) or _text(isolation.get("backend")) or "unknown"
     backend = _text(isolation.get("backend"))
-    server = _text(_part(story, "call").get("server"))
+    server = _text(object_at(story, "call").get("server"))
     attempts = story.get("attempts")
     times = f"{attempts} times" if isinstance(attempts, int) and attempts > 1 else "once"
-    on_by = [k for k, v in _part(isolation, "protections").items() if isinstance(v, dict) and v.get("on") is True]
+    on_by = [k for k, v in object_at(isolation, "protections").items() if isinstance(v, dict) and v.get("on") is True]
     few = len(on_by) <= _FEW
     words = [
         f"{times}{f' on server {server}' if server else ''}",
@@ -383,7 +377,7 @@ def _ran(story: Json, started: Json | None) -> list[str]:
 def _limits(isolation: Json) -> str:
     """Which limits were in force, by what enforced them."""
     by: dict[str, list[str]] = {}
-    for name, limit in _part(isolation, "limits").items():
+    for name, limit in object_at(isolation, "limits").items():
         if isinstance(limit, dict) and _text(limit.get("by")):
             by.setdefault(_text(limit.get("by")), []).append(str(name))
     enforced = [f"{_join(sorted(names))} by {enforcer}" for enforcer, names in sorted(by.items())]
@@ -391,7 +385,7 @@ def _limits(isolation: Json) -> str:
 
 
 def _session(story: Json) -> list[str]:
-    session = _part(story, "facts", "session")
+    session = object_at(story, "facts", "session")
     name, step, context, state = (_text(session.get(key)) for key in ("id", "step", "context", "state"))
     if not name or _text(story.get("status")) in ("unavailable", "validation_failure"):
         return []
@@ -405,8 +399,8 @@ def _answers(records: list[Json]) -> list[str]:
     for record in records:
         if _kind(record) != "answered":
             continue
-        decision = _part(record, "decision")
-        approval = _part(record, "approval")
+        decision = object_at(record, "decision")
+        approval = object_at(record, "approval")
         which = f"of round {_text(record.get('round'))}"
         sent = "was sent on" if decision.get("allowed") is True else "was not sent on, by policy"
         why = _text(decision.get("reason"))
@@ -439,7 +433,7 @@ def _secrets(records: list[Json]) -> list[str]:
 
 
 def _network(story: Json) -> list[str]:
-    refused = [d for d in _list(_part(story, "facts", "network").get("denied")) if isinstance(d, dict)]
+    refused = [d for d in _list(object_at(story, "facts", "network").get("denied")) if isinstance(d, dict)]
     hosts = [f"{_text(d.get('host'))}:{_text(d.get('port'))}" for d in refused]
     return [f"denied to {_join(hosts[:10])}"] if hosts else []
 
@@ -451,10 +445,10 @@ def _result(started: Json | None, finished: Json | None) -> list[str]:
     if finished is None:
         return ["not on record yet: it is still running, or a crash cut it short"] if started else []
     status = _text(finished.get("status")) or "not on record"
-    facts = _part(finished, "facts")
+    facts = object_at(finished, "facts")
     exit_status = facts.get("exit_status")
     limit = _text(facts.get("limit"))
-    identity = _text(_part(finished, "approval").get("id")) or _text(finished.get("approval_id"))
+    identity = _text(object_at(finished, "approval").get("id")) or _text(finished.get("approval_id"))
     more = {
         "failed": f", exit status {exit_status}" if isinstance(exit_status, int) else "",
         "killed": f" at its {limit} limit" if limit else "",
@@ -479,12 +473,12 @@ def _effect(finished: Json) -> str:
             return _NEVER_RAN
         case "approval_required":
             return "it has not run"
-    lasts = _text(_part(finished, "facts").get("lasts"))
+    lasts = _text(object_at(finished, "facts").get("lasts"))
     done = {
         "call": "what it changed was in a box for this call alone, and is gone with it",
         "server": "what it changed is in the server's box alone, and lasts until that ends",
     }
-    declared = _text(_part(finished, "facts").get("effect_basis")) == "declared"
+    declared = _text(object_at(finished, "facts").get("effect_basis")) == "declared"
     return {
         "none": _DECLARED if declared else "nothing outside was changed",
         "confirmed": done.get(lasts, "its effect is confirmed"),
@@ -526,9 +520,9 @@ def _on_record(story: Json, started: Json | None, finished: Json | None) -> list
             places.setdefault(chain, []).append(seq)
     chains = [f"chain {chain}, record{'' if len(seqs) == 1 else 's'} {_join(seqs)}" for chain, seqs in places.items()]
     digests = {
-        "contract": _short(_part(story, "contract").get("digest")),
+        "contract": _short(object_at(story, "contract").get("digest")),
         "definition": _short(story.get("pin")),
-        "policy": _short(_part(story, "decision").get("policy_digest")),
+        "policy": _short(object_at(story, "decision").get("policy_digest")),
     }
     named = [f"{name} {digest}" for name, digest in digests.items() if digest]
     return ["; ".join(chains), f"digests: {', '.join(named)}" if named else ""]

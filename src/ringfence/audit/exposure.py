@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ringfence.audit.chain import Record
+from ringfence.core.canonical import object_at
 from ringfence.core.model import Json
 
 
@@ -25,11 +26,11 @@ def exposure(records: Iterable[Record], secret: str) -> list[Json]:
                 row = _row(rows, record, body, "used")
                 row["used" if body.get("allowed") is True else "refused"] += 1
             continue
-        call, named = _part(body, "call"), secret in (_part(body, "contract").get("secrets") or ())
+        call, named = object_at(body, "call"), secret in (object_at(body, "contract").get("secrets") or ())
         server = str(call.get("server") or "")
         if named and call.get("kind") == "server":
             servers.add(server)
-        seen = _part(body, "secrets").get(secret) or 0
+        seen = object_at(body, "secrets").get(secret) or 0
         if named or seen or server in servers or record.call_id in rows:
             row = _row(rows, record, body, "contract" if named else "server" if server in servers else "result")
             row["seen"] = max(row["seen"], seen if isinstance(seen, int) else 0)
@@ -42,8 +43,8 @@ def _row(rows: dict[str, Json], record: Record, body: Json, by: str) -> Json:
         {"at": record.at, "call_id": record.call_id, "tool": None, "agent": None, "tenant": None}
         | {"by": by, "used": 0, "refused": 0, "seen": 0, "status": None},
     )
-    call = _part(body, "call")
-    principal = _part(call, "principal")
+    call = object_at(body, "call")
+    principal = object_at(call, "principal")
     told = {"tool": call.get("tool"), "agent": principal.get("agent"), "tenant": principal.get("tenant")}
     row.update({name: value for name, value in told.items() if value is not None and record.kind != "brokered"})
     if record.kind == "finished":
@@ -51,8 +52,3 @@ def _row(rows: dict[str, Json], record: Record, body: Json, by: str) -> Json:
     if row["by"] == "used" and by != "used":
         row["by"] = by
     return row
-
-
-def _part(body: Json, name: str) -> Json:
-    value = body.get(name)
-    return value if isinstance(value, dict) else {}

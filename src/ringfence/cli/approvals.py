@@ -17,6 +17,7 @@ from ringfence.cli.terminal import MARGIN, confirm, cut, foreign, json_text, mom
 from ringfence.core import system
 from ringfence.core.errors import Refused
 from ringfence.core.model import GuardedText, Json, Person
+from ringfence.core.sizes import short_time
 from ringfence.governance import question
 from ringfence.governance.approvals import MOST_REASON, answer, objection
 from ringfence.governance.approvals import allow as give
@@ -174,7 +175,7 @@ def standing_(
         print(f"{each.id}  {foreign(each.tool)}")
         print("\n".join(_lines(question.standing(each, lambda value: cut(json_text(value, indent=None), _WIDTH)))))
         print(f"  made       {moment(each.made_at)}")
-        print(f"  expires    in {_span(each.expires_at - time.time())}", end="\n\n")
+        print(f"  expires    in {short_time(each.expires_at - time.time(), units=2)}", end="\n\n")
 
 
 @approvals.command()
@@ -321,25 +322,15 @@ def _in_full(approval: Approval) -> Iterator[str]:
 def _about(approval: Approval) -> Iterator[str]:
     yield from _lines(question.caller(approval))
     now = time.time()
-    ago = f"{_span(now - approval.asked_at)} ago"
+    ago = f"{short_time(now - approval.asked_at, units=2)} ago"
     yield f"  asked      {moment(approval.asked_at)}, {ago}; call {safe(approval.call_id)}"
-    yield f"  expires    in {_span(approval.expires_at - now)}"
+    yield f"  expires    in {short_time(approval.expires_at - now, units=2)}"
     yield from _lines(question.terms(approval, foreign))
 
 
 def _lines(lines: Iterable[question.Line]) -> Iterator[str]:
     for label, text in lines:
         yield safe(f"  {label:<10} {text}")
-
-
-def _span(seconds: float) -> str:
-    whole = max(0, int(seconds))
-    for size, name in ((86400, "d"), (3600, "h"), (60, "min")):
-        if whole >= size:
-            smaller = {"d": (3600, "h"), "h": (60, "min"), "min": (1, "s")}[name]
-            rest = whole % size // smaller[0]
-            return f"{whole // size} {name}" + (f" {rest} {smaller[1]}" if rest else "")
-    return f"{whole} s"
 
 
 def _offer(offer: Offer) -> Iterator[str]:

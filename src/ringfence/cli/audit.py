@@ -32,6 +32,7 @@ from ringfence.cli import common, options
 from ringfence.cli.progress import ProgressLine, progress
 from ringfence.cli.terminal import cut, json_text, moment, painted, quoted, safe, table
 from ringfence.core import canonical
+from ringfence.core.canonical import object_at
 from ringfence.core.errors import StoreError, TamperError
 from ringfence.core.model import Json
 from ringfence.store import Reader, Record, Transaction
@@ -146,11 +147,11 @@ def show(
 
 def _carries(records: list[Record]) -> bool:
     """Whether more than its arguments went to the server of this call."""
-    return any(_part(record.body, "carried").keys() & {"meta", "inputs"} for record in records)
+    return any(object_at(record.body, "carried").keys() & {"meta", "inputs"} for record in records)
 
 
 def _is_gone(records: list[Record], part: str) -> bool:
-    said = any("kept" in _part(record.body, part) for record in records)
+    said = any("kept" in object_at(record.body, part) for record in records)
     return said and not any(record.kind == "payload_erased" for record in records)
 
 
@@ -513,7 +514,7 @@ def _find(reader: Reader, identifier: str) -> str:
 
 def _last(reader: Reader) -> str:
     for record in reader.records(kind="finished", newest_first=True):
-        if record.call_id is not None and _part(_part(record.body, "call"), "principal").get("kind") != "system":
+        if record.call_id is not None and object_at(record.body, "call", "principal").get("kind") != "system":
             return record.call_id
     common.fail("no call of an agent has ended yet")
 
@@ -589,8 +590,8 @@ def _call_rows(reader: Reader) -> Iterator[Json]:
 
 def _call_row(record: Record) -> Json:
     body = record.body
-    call = _part(body, "call")
-    principal = _part(call, "principal")
+    call = object_at(body, "call")
+    principal = object_at(call, "principal")
     return {
         "at": _zulu(record.at),
         "call_id": record.call_id,
@@ -604,16 +605,11 @@ def _call_row(record: Record) -> Json:
 def _shadow_rows(reader: Reader) -> Iterator[Json]:
     """The ended calls on which rules in shadow mode matched."""
     for record in reader.records(kind="finished", newest_first=True):
-        found = _part(_part(record.body, "decision"), "shadow")
+        found = object_at(record.body, "decision", "shadow")
         if found:
             row = _call_row(record)
             del row["reason_code"]
             yield {**row, "would": found.get("verdict"), "shadow": ", ".join(map(str, found.get("rules") or ()))}
-
-
-def _part(body: Json, name: str) -> Json:
-    value = body.get(name)
-    return value if isinstance(value, dict) else {}
 
 
 def _any_row(record: Record) -> Json:

@@ -235,7 +235,7 @@ def _with_approval(
 
 def _approval(ahead: Foresight, requirement: Requirement, answer: _Answer) -> None:
     able = ahead.approvals.able(requirement)
-    people = "the local user" if able is None else ", ".join(able) or "nobody: no person has these roles"
+    people = "the local user" if able is None else ", ".join(able) or "no person has these roles"
     many = "" if requirement.people == 1 else f"{requirement.people} people, "
     roles = f" with {' and '.join(requirement.roles)}" if requirement.roles else ""
     own = "" if requirement.self_approval or able is None else "; not the agent's own person"

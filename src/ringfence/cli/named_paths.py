@@ -36,7 +36,7 @@ def real(option: str, given: Path) -> Path:
             continue
         links += 1
         if links > _MOST_LINKS or not _is_trusted(step):
-            why = f"{step} is a link, which is not followed: whoever wrote that folder chose where it leads"
+            why = f"{step} is a link, which is not followed: what can write that folder chooses where it leads"
             running.fail(f"{option} {given}: {why}. If you mean {os.path.realpath(step)}, name that", 2)
         found = "" if target.startswith("/") else found
         rest = [*(each for each in target.split("/") if each not in ("", ".")), *rest]

@@ -17,6 +17,7 @@ from ringfence.cli.terminal import cut, painted, safe
 from ringfence.compose.offline import Environments, foresight_of, principal_of
 from ringfence.config import Config
 from ringfence.core import canonical
+from ringfence.core.canonical import object_at
 from ringfence.core.errors import ConfigError
 from ringfence.core.model import Json
 from ringfence.core.record import dataclass
@@ -292,7 +293,7 @@ def diff(
                 body = record.body
             except canonical.NotCanonical as exc:
                 common.fail(f"a record cannot be read ({exc}); see: ringfence audit verify")
-            if _part(_part(body, "call"), "principal").get("kind") != "system":
+            if object_at(body, "call", "principal").get("kind") != "system":
                 found.take(str(record.call_id), redecision.again(body, _kept(reader, record.call_id, body)))
                 _count_shadow(found, body)
     if as_json:
@@ -319,7 +320,7 @@ def _both(file: Path, config_path: Path | None) -> tuple[Config, Config]:
 
 def _kept(reader: Reader, call_id: str | None, body: Json) -> Kept | None:
     """The arguments of a call, where its record says that they were kept, and they still are."""
-    if call_id is None or "kept" not in _part(body, "arguments"):
+    if call_id is None or "kept" not in object_at(body, "arguments"):
         return None
     payload = reader.payload(call_id, "arguments")
     if payload is None or not isinstance(payload.body, bytes):
@@ -332,15 +333,10 @@ def _kept(reader: Reader, call_id: str | None, body: Json) -> Kept | None:
 
 
 def _count_shadow(found: _Difference, body: Json) -> None:
-    shadow = _part(_part(body, "decision"), "shadow")
+    shadow = object_at(body, "decision", "shadow")
     rules = shadow.get("rules")
     for rule in rules if isinstance(rules, list) else ():
         found.shadow.setdefault(str(rule), Counter())[str(shadow.get("verdict"))] += 1
-
-
-def _part(body: Json, name: str) -> Json:
-    value = body.get(name)
-    return value if isinstance(value, dict) else {}
 
 
 def _sorted(groups: Iterable[_Group]) -> list[_Group]:

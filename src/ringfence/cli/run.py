@@ -143,7 +143,7 @@ def _created(path: str) -> int:
         return os.open(path, os.O_WRONLY)
     real = named_paths.real("--facts", Path(path))
     with suppress(FileNotFoundError):
-        if not stat.S_ISREG(real.lstat().st_mode):  # a pipe that somebody reads
+        if not stat.S_ISREG(real.lstat().st_mode):  # a pipe with a reader
             return os.open(real, os.O_WRONLY | os.O_NOFOLLOW)
     folder = open_without_links(str(real.parent), os.O_RDONLY | os.O_DIRECTORY)
     try:

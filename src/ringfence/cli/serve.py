@@ -158,7 +158,7 @@ async def _tcp(app: App, at: GatewaySettings, demo: bool) -> None:
 
 
 async def _tell_console(app: App, base: str) -> None:
-    """Say where the console is, on the terminal of whoever started us: with a link for the person of this account."""
+    """Say where the console is, on the terminal of the gateway: with a link for the person of this account."""
     if identity.person_of(app.config.people, identity.os_user()) is None:
         print(f"Console, for people with a token (ringfence token create --person NAME): {base}/console\n", flush=True)
         return
@@ -204,8 +204,8 @@ def _nobody(scope: Scope) -> None:
 
 
 def _is_operator(by_account: bool) -> Callable[[Scope], bool]:
-    """Says whether a request comes from the account of this gateway, which can read its state anyway. Whoever shows a
-    credential is judged by that."""
+    """Says whether a request comes from the account of this gateway, which can read its state anyway. A caller with
+    a credential is judged by that."""
     mine = os.getuid() if by_account and system.tells_peers() else None
 
     def is_operator(scope: Scope) -> bool:

@@ -49,7 +49,7 @@ def create(
 ) -> None:
     """Create a token for one agent or one person, and print it: it is not shown again.
 
-    A running gateway takes it at once. Whoever has it is that agent, so pass it on as you would a password.
+    A running gateway accepts it at once. It is all that a caller needs to be that agent: treat it like a password.
 
     \b
     ringfence token create --agent analyst

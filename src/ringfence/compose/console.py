@@ -15,7 +15,7 @@ from ringfence.audit.keys import PUBLIC, published
 from ringfence.compose.examined import kept
 from ringfence.compose.gateway import App
 from ringfence.console.app import Console
-from ringfence.console.house import House, ServerDesk
+from ringfence.console.gateway import ConsoleGateway, ConsoleServers
 from ringfence.core import system
 from ringfence.core.model import DEFAULT_TENANT, IssuedToken
 from ringfence.front.http import HttpFront
@@ -31,7 +31,7 @@ _KEEPER_SECONDS = 20.0
 
 def make_console(app: App, front: HttpFront) -> Console:
     return Console(
-        House(
+        ConsoleGateway(
             store=app.store,
             tokens=app.tokens,
             people=lambda: app.config.people,
@@ -46,8 +46,8 @@ def make_console(app: App, front: HttpFront) -> Console:
                 **app.boxes,
                 "reports": kept((app.config.gateway.state, config.state_folder()), app.config.sandbox.backend),
             },
-            desk=ServerDesk(
-                servers=lambda: app.config.servers,
+            servers=ConsoleServers(
+                specs=lambda: app.config.servers,
                 contracts=lambda: app.pipeline.rules.catalog.every(),
                 pins=app.pins,
                 connected=lambda: {name: int(count) for (name,), count in app.pool.connected().items()},

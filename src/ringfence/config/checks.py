@@ -134,7 +134,7 @@ def _agents(draft: Draft) -> None:
             person = draft.people.get(shape.person)
             if person is not None and person.shape.tenant != shape.tenant:
                 text = f"{shape.person!r} is of tenant {person.shape.tenant!r}, and the agent of {shape.tenant!r}"
-                draft.problem((*where, "person"), f"{text}: nobody acts for a person of another tenant")
+                draft.problem((*where, "person"), f"{text}: an agent cannot act for a person of another tenant")
         if shape.os_user is not None:
             if shape.os_user in accounts:
                 text = f"{shape.os_user!r} is {accounts[shape.os_user]!r} already: one account is one agent"
@@ -458,7 +458,7 @@ def _approval(draft: Draft, approval: Shaped[schema.ApprovalEntry]) -> None:
     if shape.escalate is not None:
         later = set(shape.escalate.roles)
         if not any(later & set(p.shape.roles) or "roles" in p.broken for p in draft.people.values()):
-            text = f"nobody in people: has role {' or '.join(shape.escalate.roles)}"
+            text = f"no person under people: has role {' or '.join(shape.escalate.roles)}"
             draft.problem((*where, "escalate", "roles"), text)
 
 

@@ -242,7 +242,7 @@ _AGENT: Mapping[str, Holds] = {
 
 
 def _spends_no_more(old: CostBudget | None, new: CostBudget | None) -> bool:
-    """Another window is another budget: whether it is more, nobody can say."""
+    """Another window is another budget, which is neither more nor less."""
     return old is None or (new is not None and new.units <= old.units and new.seconds == old.seconds)
 
 

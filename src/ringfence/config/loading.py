@@ -202,7 +202,7 @@ def _audit(draft: Draft) -> AuditSettings:
         draft.problem(where, "a witness needs file: PATH, syslog: true or webhook: URL", key=True)
     file = None if given.file is None else paths.resolve(given.file, draft.base)
     if file is not None and file.is_relative_to(_gateway(draft).state):
-        text = f"{file} lies in the state folder, so whoever cuts the log cuts it, too; name a file elsewhere"
+        text = f"{file} lies in the state folder, so what cuts the log can cut it as well; name a file elsewhere"
         draft.problem((*where, "file"), text)
     socket = None if syslog is None else paths.resolve(str(syslog), draft.base)
     witness = WitnessSettings(file, socket, given.webhook, given.every_seconds)

@@ -20,7 +20,7 @@ TRACES_PATH = "/v1/traces"
 """Where a collector takes traces, by OpenTelemetry's convention."""
 
 ORGANISATION = Path("/etc/ringfence/organisation.yaml")
-"""The policy of whoever runs this machine, for every configuration on it, whoever wrote that."""
+"""The policy of this machine's operator, for every configuration on it."""
 
 
 def is_organised() -> bool:

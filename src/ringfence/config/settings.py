@@ -58,7 +58,7 @@ class GatewaySettings:
     """Our address as clients know it, without a path."""
     tls: TlsFiles | None = None
     trusted_proxy: tuple[str, ...] = ()
-    """Addresses and ranges of a proxy that ends TLS before us. If there are any, nobody else is heard."""
+    """Addresses and ranges of a proxy that ends TLS before us. If there are any, all other peers are refused."""
     oidc: Issuer | None = None
     step_up: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Patterns of capabilities, by the scope that a token of the identity provider must have for them."""

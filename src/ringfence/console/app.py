@@ -18,7 +18,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from ringfence.console import approvals, calls, forms, isolation, overview, servers, sessions
-from ringfence.console.house import House
+from ringfence.console.gateway import ConsoleGateway
 from ringfence.console.live import Live
 from ringfence.console.logins import LASTS_SECONDS, Logins, Visitor
 from ringfence.console.page import HEADERS, Unmade, page, static
@@ -49,9 +49,9 @@ _OF_THE_GATEWAY = ("servers", "isolation")
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """One request of somebody who is logged in."""
+    """One request of a person who is logged in."""
 
-    house: House
+    gateway: ConsoleGateway
     request: Request
     visitor: Visitor
     person: Person
@@ -66,7 +66,7 @@ class Visit:
             "nav": [each for each in _NAV if each[0] not in _OF_THE_GATEWAY or self.person.is_of_all],
             "person": self.person,
             "csrf": self.visitor.csrf,
-            "waiting": approvals.count(self.house, self.person),
+            "waiting": approvals.count(self.gateway, self.person),
             "now": time.time(),
             "notice": notice,
         }
@@ -74,19 +74,19 @@ class Visit:
 
     async def aside(self, work: Callable[[], T]) -> T:
         """Do what may be long beside everything else, one thing of this person's at a time."""
-        return await self.house.aside.do(self.person.name, work)
+        return await self.gateway.aside.do(self.person.name, work)
 
     async def note(self, kind: str, body: Json) -> None:
         """Put on record what this person does here, before it is done."""
         who = {"person": self.person.name, "login": self.visitor.login.as_fact()}
-        await self.house.store.write(lambda tx: tx.append(kind, None, {**who, **body}), durable=True)
+        await self.gateway.store.write(lambda tx: tx.append(kind, None, {**who, **body}), durable=True)
 
     def reason(self) -> GuardedText:
         """What they say of it, as it may go on record."""
-        return self.house.clean(self.given.get("reason", "").strip(), MOST_REASON)
+        return self.gateway.clean(self.given.get("reason", "").strip(), MOST_REASON)
 
     def not_entitled(self, what: str) -> Response:
-        self.house.refused("not_entitled", self.request.scope.get(PEER))
+        self.gateway.refused("not_entitled", self.request.scope.get(PEER))
         text = f"Only people with the role {ADMIN} {what}. The configuration says who has it, under people."
         return self.page("error.html", {"title": "Not yours to do", "text": text, "known": True}, 403)
 
@@ -123,13 +123,13 @@ _FORMS: tuple[tuple[re.Pattern[str], Page], ...] = (
 class Console:
     """An ASGI application for the paths below `/console`."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
-        self._logins = Logins(house)
-        self._live = Live(house.store.reader)
+    def __init__(self, gateway: ConsoleGateway) -> None:
+        self._gateway = gateway
+        self._logins = Logins(gateway)
+        self._live = Live(gateway.store.reader)
 
     def close(self) -> None:
-        """Let go of all open pages, before the store is closed."""
+        """End the event streams of open pages, before the store is closed."""
         self._live.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -137,7 +137,7 @@ class Console:
         path = scope["path"].removeprefix("/console").strip("/")
         found = self._logins.find(request.cookies.get(_cookie(scope)), scope.get(PEER))
         if path == "events" and found is not None and request.method == "GET":
-            still, count = partial(self._logins.still, found[0]), partial(approvals.count, self._house)
+            still, count = partial(self._logins.still, found[0]), partial(approvals.count, self._gateway)
             await self._live.stream(receive, send, still, count)
             return
         try:
@@ -145,7 +145,7 @@ class Console:
         except ClientDisconnect:
             return
         except forms.FormRefused as exc:
-            self._house.refused(exc.reason, scope.get(PEER))
+            self._gateway.refused(exc.reason, scope.get(PEER))
             answer = Response(str(exc), exc.status, {**HEADERS, "connection": "close"}, "text/plain")
         except RingfenceError as exc:
             answer = self._error(found, {"title": "That did not work", "text": str(exc)}, 500)
@@ -171,11 +171,11 @@ class Console:
             return RedirectResponse("/console/login", 303, HEADERS)
         if path == "":
             return RedirectResponse("/console/approvals", 303, HEADERS)
-        return await self._served(_PAGES, Visit(self._house, request, *found, forms.fields(request.url.query)), path)
+        return await self._served(_PAGES, Visit(self._gateway, request, *found, forms.fields(request.url.query)), path)
 
     async def _form(self, request: Request, path: str, found: tuple[Visitor, Person] | None) -> Response:
         origin = request.headers.get("origin", "").encode("latin-1")
-        if not origin or not self._house.is_ours(origin):
+        if not origin or not self._gateway.is_ours(origin):
             return self._refused(request, found, "this form was not sent by a page of this console")
         form = await forms.read(request)
         if path == "login":
@@ -190,13 +190,13 @@ class Console:
             answer = RedirectResponse("/console/login", 303, HEADERS)
             answer.delete_cookie(_cookie(request.scope), "/console")
             return answer
-        return await self._served(_FORMS, Visit(self._house, request, visitor, person, form), path)
+        return await self._served(_FORMS, Visit(self._gateway, request, visitor, person, form), path)
 
     async def _served(self, pages: tuple[tuple[re.Pattern[str], Page], ...], visit: Visit, path: str) -> Response:
         for pattern, make in pages:
             if match := pattern.fullmatch(path):
                 named = match[1] if match.groups() else ""
-                whole = Visit(visit.house, visit.request, visit.visitor, visit.person, visit.given, named)
+                whole = Visit(visit.gateway, visit.request, visit.visitor, visit.person, visit.given, named)
                 answer = await make(whole)
                 return await whole.aside(answer.make) if isinstance(answer, Unmade) else answer
         return self._error((visit.visitor, visit.person), _NOT_THERE, 404)
@@ -208,7 +208,7 @@ class Console:
         try:
             cookie, _ = await self._logins.begin(form.get("credential", ""), uid, found[0] if found else None)
         except NotAdmitted as exc:
-            self._house.refused(exc.reason_code, uid)
+            self._gateway.refused(exc.reason_code, uid)
             return page("login.html", {"problem": exc.message}, exc.status)
         answer = RedirectResponse("/console/approvals", 303, HEADERS)
         answer.set_cookie(
@@ -223,14 +223,14 @@ class Console:
         return answer
 
     def _refused(self, request: Request, found: tuple[Visitor, Person] | None, text: str) -> Response:
-        self._house.refused("cross_site", request.scope.get(PEER))
+        self._gateway.refused("cross_site", request.scope.get(PEER))
         return self._error(found, {"title": "Refused", "text": text}, 403)
 
     def _error(self, found: tuple[Visitor, Person] | None, values: Json, status: int) -> Response:
         return page("error.html", {**values, "known": found is not None}, status)
 
 
-_NOT_THERE: Json = {"title": "Not here", "text": "There is no such page, or it is not yours to see."}
+_NOT_THERE: Json = {"title": "Not here", "text": "There is no such page, or your account may not see it."}
 
 
 def _cookie(scope: Scope) -> str:

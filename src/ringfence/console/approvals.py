@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
-from ringfence.console.house import House
+from ringfence.console.gateway import ConsoleGateway
 from ringfence.console.page import tenant_seen
 from ringfence.core import canonical, invisible
 from ringfence.core.aio import in_thread
@@ -30,18 +30,18 @@ _MOST_SETTLED = 15
 _RISK = {"read": "low", "write": "medium", "high_risk": "high"}
 
 
-def count(house: House, person: Person) -> int:
+def count(gateway: ConsoleGateway, person: Person) -> int:
     """How many questions wait that concern this person."""
-    return len(house.store.reader().pending(tenant_seen(person)))
+    return len(gateway.store.reader().pending(tenant_seen(person)))
 
 
 async def waiting(visit: Visit) -> Response:
     """The questions that wait, the oldest first, and the last that were answered."""
-    return visit.page("approvals.html", await visit.aside(partial(_listed, visit.house, visit.person)))
+    return visit.page("approvals.html", await visit.aside(partial(_listed, visit.gateway, visit.person)))
 
 
-def _listed(house: House, person: Person) -> Json:
-    reader = house.store.reader()
+def _listed(gateway: ConsoleGateway, person: Person) -> Json:
+    reader = gateway.store.reader()
     open_ = reader.pending(tenant_seen(person))
     outlines = [reader.outline(each, question.LONG, _SHORT, _AT_A_GLANCE) for each in open_[:_MOST_LISTED]]
     settled = reader.settled_approvals(tenant_seen(person), _MOST_SETTLED)
@@ -66,7 +66,7 @@ async def _shown(visit: Visit, problem: str, status: int = 200) -> Response:
 
 
 def _find(visit: Visit) -> Approval | None:
-    found = visit.house.store.reader().approval(visit.named)
+    found = visit.gateway.store.reader().approval(visit.named)
     return found if found is not None and visit.person.answers_for(tenant_of(found.principal)) else None
 
 
@@ -129,10 +129,10 @@ async def answered(visit: Visit) -> Response:
         return visit.page("missing.html", {"here": "approvals", "what": "approval"}, 404)
     if visit.given.get("stamp") != stamp:
         return await _shown(visit, "It is not what you have seen any more. Read it again; nothing was answered.", 409)
-    reason = visit.house.clean(visit.given.get("reason", "").strip(), MOST_REASON)
+    reason = visit.gateway.clean(visit.given.get("reason", "").strip(), MOST_REASON)
     give = partial(
         answer,
-        *(visit.house.store, found.id, visit.person),
+        *(visit.gateway.store, found.id, visit.person),
         approve=verdict == "approve",
         seen=found,
         login=visit.visitor.login,
@@ -141,7 +141,7 @@ async def answered(visit: Visit) -> Response:
     try:
         settled = await in_thread(give)
     except Refused as exc:
-        visit.house.refused(exc.reason_code, None)
+        visit.gateway.refused(exc.reason_code, None)
         return await _shown(visit, f"Nothing was answered: {exc.message}", 403)
     except (Conflict, RowNotFound) as exc:
         return await _shown(visit, f"Nothing was answered: {exc}", 409)

@@ -12,10 +12,11 @@ from urllib.parse import urlencode
 from starlette.responses import Response
 
 from ringfence.audit.explain import way
-from ringfence.console.house import House
+from ringfence.console.gateway import ConsoleGateway
 from ringfence.console.page import tenant_seen
 from ringfence.core import canonical
 from ringfence.core.aio import in_thread
+from ringfence.core.canonical import object_at
 from ringfence.core.model import Json, Person
 from ringfence.governance import question
 from ringfence.governance.approvals import tenant_of
@@ -43,19 +44,19 @@ _TOO_LONG: Json = {"…": "too long for a page: ringfence audit show"}
 
 
 async def live(visit: Visit) -> Response:
-    return visit.page("live.html", {"here": "live", **await in_thread(partial(_live, visit.house, visit.person))})
+    return visit.page("live.html", {"here": "live", **await in_thread(partial(_live, visit.gateway, visit.person))})
 
 
-def _live(house: House, person: Person) -> Json:
-    reader = house.store.reader()
+def _live(gateway: ConsoleGateway, person: Person) -> Json:
+    reader = gateway.store.reader()
     started = (_started(reader, call_id, person) for call_id in reversed(reader.running()))
     running = list(islice(filter(None, started), _MOST_RUNNING))
-    ready = house.history.catch_up(_READING_SECONDS)
+    ready = gateway.history.catch_up(_READING_SECONDS)
     asked = (reader.approval(ident, brief=True) for ident in reader.pending(tenant_seen(person))[:_MOST_RUNNING])
     return {
         "running": running,
         "asked": [{"approval": each, "escalated": question.escalated(each)} for each in asked if each is not None],
-        "ended": house.history.find(CallSearch(tenant=tenant_seen(person)), _JUST_ENDED) if ready else [],
+        "ended": gateway.history.find(CallSearch(tenant=tenant_seen(person)), _JUST_ENDED) if ready else [],
     }
 
 
@@ -63,8 +64,8 @@ def _started(reader: Reader, call_id: str, person: Person) -> Json | None:
     record = next(reader.records(call_id=call_id, kind="started", limit=1), None)
     if record is None:
         return None
-    call = _part(record.body, "call")
-    principal = _part(call, "principal")
+    call = object_at(record.body, "call")
+    principal = object_at(call, "principal")
     if not person.answers_for(str(principal.get("tenant"))):
         return None
     return {"call_id": call_id, "at": record.at, "tool": call.get("tool"), "agent": principal.get("agent")}
@@ -76,12 +77,12 @@ def _started(reader: Reader, call_id: str, person: Person) -> Json | None:
 async def history(visit: Visit) -> Response:
     """Calls that ended, the newest first, by what a person looks for."""
     given = {name: visit.given.get(name, "").strip()[:200] for name in _FIELDS}
-    found = await in_thread(partial(_found, visit.house, visit.person, given, visit.given))
+    found = await in_thread(partial(_found, visit.gateway, visit.person, given, visit.given))
     return visit.page("history.html", {"here": "history", "given": given, **found})
 
 
-def _found(house: House, person: Person, given: Mapping[str, str], address: Mapping[str, str]) -> Json:
-    whole = house.history.catch_up(_READING_SECONDS)
+def _found(gateway: ConsoleGateway, person: Person, given: Mapping[str, str], address: Mapping[str, str]) -> Json:
+    whole = gateway.history.catch_up(_READING_SECONDS)
     after = _place(address.get("after"))
     search = CallSearch(
         tenant=tenant_seen(person),
@@ -95,7 +96,7 @@ def _found(house: House, person: Person, given: Mapping[str, str], address: Mapp
         before=_place(address.get("before")),
         after=after,
     )
-    rows = house.history.find(search, _A_PAGE + 1)
+    rows = gateway.history.find(search, _A_PAGE + 1)
     more = len(rows) > _A_PAGE
     # Of the newer ones, the one too many is the newest.
     rows = (rows[1:] if after is not None else rows[:_A_PAGE]) if more else rows
@@ -105,8 +106,8 @@ def _found(house: House, person: Person, given: Mapping[str, str], address: Mapp
     return {
         "rows": rows,
         "reading": not whole,
-        "choices": {**house.history.choices(tenant_seen(person)), "effect": _EFFECTS},
-        "unsettled": house.history.unsettled(tenant_seen(person)),
+        "choices": {**gateway.history.choices(tenant_seen(person)), "effect": _EFFECTS},
+        "unsettled": gateway.history.unsettled(tenant_seen(person)),
         "filtered": bool(kept),
         "older": urlencode({**kept, "before": rows[-1].id}) if older else None,
         "newer": urlencode({**kept, "after": rows[0].id}) if newer else None,
@@ -134,7 +135,7 @@ async def one(visit: Visit) -> Response:
 
 
 async def _told(visit: Visit, problem: str, status: int = 200) -> Response:
-    found = await visit.aside(partial(_life, visit.house, visit.person, visit.named))
+    found = await visit.aside(partial(_life, visit.gateway, visit.person, visit.named))
     if found is None:
         return visit.page("missing.html", {"here": "history", "what": "call"}, 404)
     more = {"may_settle": visit.person.is_admin, "problem": problem}
@@ -142,8 +143,8 @@ async def _told(visit: Visit, problem: str, status: int = 200) -> Response:
 
 
 async def settle(visit: Visit) -> Response:
-    """A person says whether a call took effect of which nobody knew."""
-    found = await visit.aside(partial(_life, visit.house, visit.person, visit.named))
+    """A person settles a call of unknown effect: it took effect, or it did not."""
+    found = await visit.aside(partial(_life, visit.gateway, visit.person, visit.named))
     happened = {"yes": True, "no": False}.get(visit.given.get("happened", ""))
     if found is None or happened is None:
         return visit.page("missing.html", {"here": "history", "what": "call"}, 404)
@@ -156,22 +157,22 @@ async def settle(visit: Visit) -> Response:
         return await _told(visit, "Say how you know; nothing was recorded.", 400)
     said = {"person": visit.person.name, "login": visit.visitor.login.as_fact(), "reason": reason}
     try:
-        freed = await visit.house.store.write(lambda tx: tx.settle_unknown(visit.named, happened, said), durable=True)
+        freed = await visit.gateway.store.write(lambda tx: tx.settle_unknown(visit.named, happened, said), durable=True)
     except Conflict as exc:
         return await _told(visit, f"Nothing was recorded: {exc}.", 409)
     key = "" if not freed else " Its key stays taken." if happened else " Its key is free: the call can be made again."
     return visit.back(f"calls/{visit.named}", f"Settled: it {'took' if happened else 'did not take'} effect.{key}")
 
 
-def _life(house: House, person: Person, call_id: str) -> Json | None:
-    reader = house.store.reader()
+def _life(gateway: ConsoleGateway, person: Person, call_id: str) -> Json | None:
+    reader = gateway.store.reader()
     story = [(record, body) for record in reader.story(call_id) if (body := _body(record)) is not None]
     story.sort(key=lambda each: each[0].at)
     if not any(record.call_id == call_id and _concerns(body, person) for record, body in story):
         return None
-    title, stops = way([body for _, body in story], house.public_key())
+    title, stops = way([body for _, body in story], gateway.public_key())
     ended = next((body for record, body in story if record.kind == "finished" and record.call_id == call_id), {})
-    facts = _part(ended, "facts")
+    facts = object_at(ended, "facts")
     return {
         "call_id": call_id,
         "title": title,
@@ -181,8 +182,8 @@ def _life(house: House, person: Person, call_id: str) -> Json | None:
         "records": _fitting(story),
         "facts": facts,
         "unsettled": effect_of(ended) == "unknown" and not any(each.kind == SETTLED for each, _ in story),
-        "isolation": _part(_part(facts, "isolation"), "protections"),
-        "rules": _part(ended or story[-1][1], "decision").get("rules") or [],
+        "isolation": object_at(facts, "isolation", "protections"),
+        "rules": object_at(ended or story[-1][1], "decision").get("rules") or [],
         "kept": _kept(reader, call_id),
     }
 
@@ -196,7 +197,7 @@ def _body(record: Record) -> Json | None:
 
 def _concerns(body: Json, person: Person) -> bool:
     """Whether a record is of a call of this person's tenant."""
-    principal = _part(body, "call").get("principal")
+    principal = object_at(body, "call").get("principal")
     if isinstance(principal, dict):
         return person.answers_for(str(principal.get("tenant")))
     asked = body.get("principal")  # of a question: by its key
@@ -236,8 +237,3 @@ def _kept(reader: Reader, call_id: str) -> list[tuple[str, Any, bool | None]]:
             except canonical.NotCanonical:
                 out.append((part, "it cannot be read", False))
     return out
-
-
-def _part(body: Json, name: str) -> Json:
-    found = body.get(name)
-    return found if isinstance(found, dict) else {}

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import Response
 
 from ringfence import __version__
-from ringfence.console.house import House
+from ringfence.console.gateway import ConsoleGateway
 from ringfence.core.aio import in_thread
+from ringfence.core.canonical import object_at
 from ringfence.core.model import Json
 
 if TYPE_CHECKING:
@@ -27,11 +28,11 @@ _PLACES = {
 async def shown(visit: Visit) -> Response:
     if not visit.person.is_of_all:
         return visit.page("missing.html", {"here": "approvals", "what": "page"}, 404)
-    return visit.page("isolation.html", {"here": "isolation", **await in_thread(partial(_seen, visit.house))})
+    return visit.page("isolation.html", {"here": "isolation", **await in_thread(partial(_seen, visit.gateway))})
 
 
-def _seen(house: House) -> Json:
-    boxes = house.boxes()
+def _seen(gateway: ConsoleGateway) -> Json:
+    boxes = gateway.boxes()
     return {"boxes": boxes, "reports": [_report(each) for each in boxes["reports"]]}
 
 
@@ -39,7 +40,7 @@ def _report(report: Json) -> Json:
     """One run of the doctor, as far as its parts are what they should be."""
     host = report["host"]
     cases = [each for each in report["cases"] if isinstance(each, dict)]
-    isolation = _part(host, "isolation")
+    isolation = object_at(host, "isolation")
     return {
         "title": _PLACES.get(str(report.get("place")), "Elsewhere"),
         "at": _moment(host.get("at")),
@@ -49,8 +50,10 @@ def _report(report: Json) -> Json:
         "kept": [each for each in cases if each.get("kept") is True],
         "broken": [each for each in cases if each.get("kept") is False],
         "uncounted": [each for each in cases if each.get("kept") is None],
-        "protections": {str(name): how for name, how in _part(isolation, "protections").items() if type(how) is dict},
-        "limits": {str(name): how for name, how in _part(isolation, "limits").items() if type(how) is dict},
+        "protections": {
+            str(name): how for name, how in object_at(isolation, "protections").items() if type(how) is dict
+        },
+        "limits": {str(name): how for name, how in object_at(isolation, "limits").items() if type(how) is dict},
     }
 
 
@@ -61,11 +64,6 @@ def _stale(report: Json, host: Json) -> str:
     if host.get("kernel") != platform.release():
         return f"it was made on kernel {host.get('kernel')}, and this is {platform.release()}"
     return ""
-
-
-def _part(body: Any, name: str) -> Json:
-    found = body.get(name) if isinstance(body, dict) else None
-    return found if isinstance(found, dict) else {}
 
 
 def _moment(text: Any) -> float | None:

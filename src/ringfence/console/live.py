@@ -26,7 +26,7 @@ _OVER = b"event: over\ndata: {}\n\n"
 
 
 class Live:
-    """The streams of all open pages. While there are none, nothing is done."""
+    """The event streams of all open pages. While there are none, nothing is read."""
 
     def __init__(self, reader: Callable[[], Reader]) -> None:
         self._reader = reader
@@ -41,8 +41,8 @@ class Live:
     async def stream(
         self, receive: Receive, send: Send, still: Callable[[], Person | None], count: Callable[[Person], int]
     ) -> None:
-        """Serve one page until it is left. `still`: its person, None once they are logged out; `count`: how many
-        questions wait for them."""
+        """Serve one page until it is closed. `still` gives its person, None once they are logged out; `count`, how
+        many questions wait for them."""
         fields = {**HEADERS, "content-type": "text/event-stream", "x-accel-buffering": "no"}
         head = [(name.encode(), value.encode()) for name, value in fields.items()]
         once = len(self._open) >= MOST_STREAMS
@@ -54,7 +54,7 @@ class Live:
             await _more(send, f"retry: {_NOW_AND_THEN_MS if once else _AGAIN_MS}\n\n".encode())
             last = await self._tell(left, send, still, count, once)
         except StoreError:
-            # Whatever is called now fails of the same and says so; the page asks again for its stream.
+            # The page asks for its stream again, and shows the same error if it lasts.
             pass
         finally:
             self._open.discard(left)

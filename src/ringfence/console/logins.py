@@ -8,7 +8,7 @@ import secrets
 import time
 from contextlib import suppress
 
-from ringfence.console.house import House
+from ringfence.console.gateway import ConsoleGateway
 from ringfence.core.model import IssuedToken, Json, Login, Person
 from ringfence.core.record import dataclass
 from ringfence.identity import NotAdmitted, new_token, person_of
@@ -27,7 +27,7 @@ class Visitor:
     login: Login
     token: str
     """Looked at again with each request: theirs, by which they logged in, or the one of this login alone. A link is
-    good once, so a login by one has a token of its own, which nobody is shown and the operator can revoke."""
+    good once, so a login by one has a token of its own, which is never shown, and which the operator can revoke."""
     uid: int | None
     """The account of the connection: to another one the cookie is worth nothing."""
     began: float
@@ -39,17 +39,17 @@ class Visitor:
 class Logins:
     """All of them, in memory: when the gateway ends, all are over."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, gateway: ConsoleGateway) -> None:
+        self._gateway = gateway
         self._visitors: dict[str, Visitor] = {}
 
     async def begin(self, credential: str, uid: int | None, before: Visitor | None = None) -> tuple[str, Visitor]:
-        """Log in whoever holds this link or token, on record; the cookie's value. `before` is who is logged in already
-        in the same browser, whose login ends with this one. Raises NotAdmitted."""
+        """Log in the person of this link or token, on record; returns the value of the cookie. `before` is the
+        login that the same browser has already, which ends with this one. Raises NotAdmitted."""
         credential = credential.strip()
         if len(credential) > _LONGEST_CREDENTIAL:
             raise NotAdmitted(401, "bad_token", "this is no token of this gateway", "invalid_token")
-        token = self._house.tokens(credential)
+        token = self._gateway.tokens(credential)
         if token.kind == "login":
             raise NotAdmitted(401, "bad_token", "this token stands for another login", "invalid_token")
         person = self._person(token)
@@ -72,7 +72,7 @@ class Logins:
             tx.append("console_login", None, body if own is None else {**body, "token": own.id})
 
         try:
-            await self._house.store.write(work, durable=True)
+            await self._gateway.store.write(work, durable=True)
         except Conflict:
             text = "this link was used already; `ringfence console` gives another"
             raise NotAdmitted(401, "link_used", text, "invalid_token") from None
@@ -85,7 +85,7 @@ class Logins:
         return cookie, visitor
 
     def find(self, cookie: str | None, uid: int | None) -> tuple[Visitor, Person] | None:
-        """Who this is, by the configuration in force; None: nobody, or nobody any more."""
+        """The person of this cookie, by the configuration in force; None without a login, or where that has ended."""
         visitor = None if cookie is None else self._visitors.get(_digest(cookie))
         if visitor is None or visitor.uid != uid:
             return None
@@ -97,7 +97,7 @@ class Logins:
         if time.monotonic() - visitor.began > LASTS_SECONDS or all(v is not visitor for v in self._visitors.values()):
             return None
         try:
-            person = self._person(self._house.tokens(visitor.token))
+            person = self._person(self._gateway.tokens(visitor.token))
         except NotAdmitted:
             return None
         return person if person.name == visitor.name else None
@@ -106,7 +106,7 @@ class Logins:
         """Log out, on record. It is over even where that cannot be written. Raises StoreError."""
         self._visitors = {key: each for key, each in self._visitors.items() if each is not visitor}
         try:
-            token = self._house.tokens(visitor.token)
+            token = self._gateway.tokens(visitor.token)
         except NotAdmitted:
             token = None
 
@@ -116,17 +116,17 @@ class Logins:
                     tx.revoke_token(token.id, visitor.name, time.time())
             tx.append("console_logout", None, {"person": visitor.name, "login": visitor.login.as_fact()})
 
-        await self._house.store.write(work, durable=True)
+        await self._gateway.store.write(work, durable=True)
 
     def _person(self, token: IssuedToken) -> Person:
-        people = self._house.people()
+        people = self._gateway.people()
         if token.kind == "agent":
             text = "this token is an agent's; people log in, with a link or a token of their own"
             raise NotAdmitted(403, "agent_token", text)
         if token.kind == "link":
-            found = person_of(people, self._house.account) if token.name == self._house.account else None
+            found = person_of(people, self._gateway.account) if token.name == self._gateway.account else None
         elif token.kind == "login":
-            found = person_of(people, self._house.account)
+            found = person_of(people, self._gateway.account)
             found = found if found is not None and found.name == token.name else None
         else:
             found = people.get(token.name)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from starlette.responses import Response
 
 from ringfence.console.charts import Line, bar_chart, line_chart
-from ringfence.console.house import House
+from ringfence.console.gateway import ConsoleGateway
 from ringfence.console.page import ms, tenant_seen
 from ringfence.core.aio import in_thread
 from ringfence.core.model import Json, Person
@@ -27,18 +27,18 @@ _MOST_TOOLS = 25
 async def charts(visit: Visit) -> Response:
     span = visit.given.get("span", "day")
     span = span if span in _SPANS else "day"
-    values = await in_thread(partial(_drawn, visit.house, visit.person, span))
+    values = await in_thread(partial(_drawn, visit.gateway, visit.person, span))
     return visit.page("charts.html", {"here": "charts", "span": span, "spans": list(_SPANS), **values})
 
 
-def _drawn(house: House, person: Person, span: str) -> Json:
+def _drawn(gateway: ConsoleGateway, person: Person, span: str) -> Json:
     width, count = _SPANS[span]
     tenant = tenant_seen(person)
-    whole = house.history.catch_up(_READING_SECONDS)
+    whole = gateway.history.catch_up(_READING_SECONDS)
     # Bars begin at round times, and the last one is not over yet.
     first = int(time.time() // width) + 1 - count
-    buckets = house.history.buckets(tenant, first, width, count)
-    tools = house.history.tools(tenant, first, width, _MOST_TOOLS)
+    buckets = gateway.history.buckets(tenant, first, width, count)
+    tools = gateway.history.tools(tenant, first, width, _MOST_TOOLS)
     times = [each.begins for each in buckets]
     ends = [each + width / 2 for each in times]
     by = [

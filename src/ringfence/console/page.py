@@ -15,7 +15,7 @@ from ringfence.console.charts import clock
 from ringfence.core import invisible
 from ringfence.core.errors import StoreError
 from ringfence.core.model import Person
-from ringfence.core.sizes import short_size
+from ringfence.core.sizes import short_size, short_time
 
 HEADERS = {
     "content-security-policy": (
@@ -31,7 +31,6 @@ HEADERS = {
     "cache-control": "no-store",
 }
 _KINDS = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
-_UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
 def _text(folder: str, name: str) -> str | None:
@@ -49,7 +48,7 @@ def _templates() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        ago=ago, clock=clock, exact=exact, json=invisible.json_text, ms=ms, seen=seen, size=short_size, span=span
+        ago=ago, clock=clock, exact=exact, json=invisible.json_text, ms=ms, seen=seen, size=short_size, span=short_time
     )
     return environment
 
@@ -86,15 +85,6 @@ def seen(value: object, *, lines: bool = False) -> str:
     return invisible.visible("" if value is None else str(value), lines=lines)
 
 
-def span(seconds: float) -> str:
-    """How long, as a person says it."""
-    whole = max(0, int(seconds))
-    for size, unit in _UNITS:
-        if whole >= size:
-            return f"{whole // size} {unit}"
-    return f"{whole} s"
-
-
 def ms(value: float | None) -> str:
     """Milliseconds, with as many digits as say something."""
     if value is None:
@@ -103,7 +93,9 @@ def ms(value: float | None) -> str:
 
 
 def ago(at: float, now: float) -> str:
-    return "just now" if abs(now - at) < 1 else f"{span(now - at)} ago" if at < now else f"in {span(at - now)}"
+    if abs(now - at) < 1:
+        return "just now"
+    return f"{short_time(now - at)} ago" if at < now else f"in {short_time(at - now)}"
 
 
 def exact(at: float) -> str:

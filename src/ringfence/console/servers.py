@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from starlette.responses import Response
 
-from ringfence.console.house import House
+from ringfence.console.gateway import ConsoleGateway
 from ringfence.core import canonical
 from ringfence.core.aio import in_thread
 from ringfence.core.errors import Refused
@@ -38,32 +38,32 @@ _GIVEN = re.compile(rf"([\w-]*{_KEY}[\w-]*[=:]).+", re.DOTALL)
 async def every(visit: Visit) -> Response:
     if not visit.person.is_of_all:
         return visit.page("missing.html", {"here": "approvals", "what": "page"}, 404)
-    desk = visit.house.desk
+    servers = visit.gateway.servers
     # What the loop changes is read on the loop.
-    specs, connected = dict(desk.servers()), desk.connected()
-    values = await in_thread(partial(_all, visit.house, specs, connected))
+    specs, connected = dict(servers.specs()), servers.connected()
+    values = await in_thread(partial(_all, visit.gateway, specs, connected))
     return visit.page("servers.html", {"here": "servers", **values})
 
 
-def _all(house: House, specs: Mapping[str, ServerSpec], connected: Mapping[str, int]) -> Json:
+def _all(gateway: ConsoleGateway, specs: Mapping[str, ServerSpec], connected: Mapping[str, int]) -> Json:
     rows = []
     for name, spec in specs.items():
-        shown = house.desk.pins.shown(name)
+        shown = gateway.servers.pins.shown(name)
         rows.append(
             {
                 "spec": spec,
-                "how": how(spec, house.clean),
+                "how": how(spec, gateway.clean),
                 "connected": connected.get(name, 0),
                 "asked": shown is not None,
-                "accepted": len(house.desk.pins.accepted(name)),
-                "drifts": len(house.desk.pins.drifts(name)),
+                "accepted": len(gateway.servers.pins.accepted(name)),
+                "drifts": len(gateway.servers.pins.drifts(name)),
             }
         )
-    return {"servers": rows, "contracts": [_contract(house, each, why) for each, why in house.desk.contracts()]}
+    return {"servers": rows, "contracts": [_contract(gateway, each, why) for each, why in gateway.servers.contracts()]}
 
 
 def how(spec: ServerSpec, clean: Clean) -> GuardedText:
-    """How a server is reached, without what lets somebody in: the operator wrote it for this machine, not for all who
+    """How a server is reached, without credentials: the operator wrote it for this machine, not for all who
     look at pages."""
     if spec.url is None:
         return clean(" ".join(_without_keys(spec.command)), _MOST_SHOWN)
@@ -84,14 +84,14 @@ def _without_keys(words: Sequence[str]) -> Iterator[str]:
         follows = not follows and _OPTION.fullmatch(word) is not None
 
 
-def _contract(house: House, contract: Contract, why: Refused | None) -> Json:
+def _contract(gateway: ConsoleGateway, contract: Contract, why: Refused | None) -> Json:
     shown = {name: value for name, value in asdict(contract).items() if name not in ("name", "digest")}
     return {
         "contract": contract,
         "why": "" if why is None else why.message,
         "leads_to": contract.server
         or ("the gateway's own" if contract.transport == "sandboxed_exec" else "any server"),
-        "whole": canonical.loads(canonical.dumps(_plain(shown, house.clean))),
+        "whole": canonical.loads(canonical.dumps(_plain(shown, gateway.clean))),
     }
 
 
@@ -113,17 +113,17 @@ async def one(visit: Visit) -> Response:
 
 
 async def _shown(visit: Visit, problem: str, status: int = 200) -> Response:
-    spec = visit.house.desk.servers().get(visit.named) if visit.person.is_of_all else None
+    spec = visit.gateway.servers.specs().get(visit.named) if visit.person.is_of_all else None
     if spec is None:
         return visit.page("missing.html", {"here": "servers", "what": "server"}, 404)
-    connected = visit.house.desk.connected().get(spec.name, 0)
-    values = await in_thread(partial(_one, visit.house, spec, connected))
+    connected = visit.gateway.servers.connected().get(spec.name, 0)
+    values = await in_thread(partial(_one, visit.gateway, spec, connected))
     may = visit.person.is_admin
     return visit.page("server.html", {"here": "servers", **values, "may_accept": may, "problem": problem}, status)
 
 
-def _one(house: House, spec: ServerSpec, connected: int) -> Json:
-    pins = house.desk.pins
+def _one(gateway: ConsoleGateway, spec: ServerSpec, connected: int) -> Json:
+    pins = gateway.servers.pins
     shown = pins.shown(spec.name)
     drifts = pins.drifts(spec.name)
     there = {(each.kind, each.name) for each in shown or ()}
@@ -135,15 +135,17 @@ def _one(house: House, spec: ServerSpec, connected: int) -> Json:
         accepted.append({"row": row, "state": state})
     return {
         "spec": spec,
-        "how": how(spec, house.clean),
+        "how": how(spec, gateway.clean),
         "asked": shown is not None,
         "connected": connected,
-        "touches": [(label, house.clean(text, _MOST_SHOWN)) for label, text in _touches(spec)],
+        "touches": [(label, gateway.clean(text, _MOST_SHOWN)) for label, text in _touches(spec)],
         "drifts": [{"drift": each, "fields": list(each.fields()), "stamp": _stamp([each])} for each in drifts],
         "stamp": _stamp(drifts),
         "accepted": accepted,
-        "unfit": [house.clean(text, _MOST_SHOWN) for text in pins.unfit(spec.name)[:_MOST_TOLD]],
-        "contracts": [_contract(house, each, why) for each, why in house.desk.contracts() if each.server == spec.name],
+        "unfit": [gateway.clean(text, _MOST_SHOWN) for text in pins.unfit(spec.name)[:_MOST_TOLD]],
+        "contracts": [
+            _contract(gateway, each, why) for each, why in gateway.servers.contracts() if each.server == spec.name
+        ],
     }
 
 
@@ -175,18 +177,18 @@ def _stamp(drifts: Sequence[Drift]) -> str:
 
 async def accept(visit: Visit) -> Response:
     """Accept what a person has seen: one definition, or all that the page showed."""
-    desk = visit.house.desk
-    if not visit.person.is_of_all or visit.named not in desk.servers():
+    servers = visit.gateway.servers
+    if not visit.person.is_of_all or visit.named not in servers.specs():
         return visit.page("missing.html", {"here": "servers", "what": "server"}, 404)
     if not visit.person.is_admin:
         return visit.not_entitled("accept definitions")
-    drifts = desk.pins.drifts(visit.named)
+    drifts = servers.pins.drifts(visit.named)
     chosen = [each for each in drifts if visit.given.get("which") in ("all", f"{each.new.kind} {each.new.name}")]
     if not chosen or visit.given.get("stamp") != _stamp(chosen):
         return await _shown(visit, "It is not what you have seen any more. Read it again; nothing was accepted.", 409)
     digests = [each.new.digest for each in chosen]
     await visit.note("definitions_reviewed", {"server": visit.named, "accepted": digests})
-    await desk.pins.accept([each.new for each in chosen], visit.person.name)
-    await desk.accepted()
+    await servers.pins.accept([each.new for each in chosen], visit.person.name)
+    await servers.accepted()
     named = chosen[0].new.name if len(chosen) == 1 else f"{len(chosen)} definitions"
     return visit.back(f"servers/{visit.named}", f"Accepted: {named}.")

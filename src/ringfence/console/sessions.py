@@ -1,4 +1,4 @@
-"""Sessions: which there are, what each uses, has and writes, and the way to stop one.
+"""Sessions: a list, what each uses, its files and output, and a form that stops it.
 
 A person looks after the sessions of all agents of their tenant. What was written in a box is shown as text, and handed
 out as files that no browser opens.
@@ -42,11 +42,11 @@ async def every(visit: Visit) -> Response:
     found: Sequence[SessionInfo] = ()
     why = ""
     try:
-        async with visit.house.sessions() as service:
+        async with visit.gateway.sessions() as service:
             if service is not None:
                 found = await service.of_tenant(Owner(tenant_seen(visit.person) or "", ""))
     except Unavailable as exc:  # such as a keeper that still has the settings of before
-        why = str(visit.house.clean(exc.message, _SHOWN_CHARACTERS))
+        why = str(visit.gateway.clean(exc.message, _SHOWN_CHARACTERS))
     open_ = [_row(info) for info in found if info.state != "stopped"]
     ended = [_row(info) for info in found if info.state == "stopped"]
     values = {"here": "sessions", "open": open_[::-1], "ended": ended[: -_MOST_ENDED - 1 : -1], "why": why}
@@ -74,7 +74,7 @@ def _moment(text: str | None) -> float | None:
 
 async def one(visit: Visit) -> Response:
     """What it uses, its files, and what its last steps wrote."""
-    async with visit.house.sessions() as service:
+    async with visit.gateway.sessions() as service:
         view = None if service is None else await _find(visit, service)
         if service is None or view is None:
             return _missing(visit)
@@ -117,7 +117,7 @@ async def _files(visit: Visit, service: SessionService, info: SessionInfo, path:
     try:
         entries = await service.entries(info.owner, info.id, path, 1)
     except (Refused, Unavailable) as exc:
-        return {"entries": [], "no_files": str(visit.house.clean(exc.message, _SHOWN_CHARACTERS)), "more_files": 0}
+        return {"entries": [], "no_files": str(visit.gateway.clean(exc.message, _SHOWN_CHARACTERS)), "more_files": 0}
     shown = [
         {"entry": each, "href": quote(each.path, safe=""), "at": each.modified.timestamp()}
         for each in entries[:_MOST_ENTRIES]
@@ -134,7 +134,7 @@ async def _processes(visit: Visit, service: SessionService, info: SessionInfo) -
             out.append(
                 {
                     "number": each.process,
-                    "words": visit.house.clean(" ".join(each.argv), 300),
+                    "words": visit.gateway.clean(" ".join(each.argv), 300),
                     "at": _moment(each.started_at),
                     "state": "running" if each.running else each.report.ended if each.report else "ended",
                     "text": _text(visit, logs.stdout, _SHOWN_CHARACTERS) + _text(visit, logs.stderr, _SHOWN_CHARACTERS),
@@ -149,7 +149,7 @@ def _step(visit: Visit, step: Any) -> Json:
     return {
         "number": step.step,
         "at": _moment(step.at),
-        "what": visit.house.clean(step.what, 300),
+        "what": visit.gateway.clean(step.what, 300),
         "ended": step.ended,
         "stdout": _text(visit, step.stdout, _SHOWN_OF_STEP),
         "stderr": _text(visit, step.stderr, _SHOWN_OF_STEP),
@@ -159,7 +159,7 @@ def _step(visit: Visit, step: Any) -> Json:
 def _text(visit: Visit, data: bytes, most: int) -> str:
     """The end of output, as it may be shown: without known secrets. It is cut once it is clean, so that none is cut in
     two and not known. Its characters are made visible on the page."""
-    cleaned = str(visit.house.clean(data[-2 * most :].decode("utf-8", "replace"), 4 * most))
+    cleaned = str(visit.gateway.clean(data[-2 * most :].decode("utf-8", "replace"), 4 * most))
     return cleaned if len(data) <= most else cleaned[-most:]
 
 
@@ -183,18 +183,18 @@ def _charts(samples: Sequence[UsageSample], info: SessionInfo) -> list[Json]:
 
 
 async def file(visit: Visit) -> Response:
-    """One file, to be kept: no browser is to open it. That somebody took it is on record."""
+    """One file, as a download that no browser opens. The download is on record."""
     path = visit.given.get("path", "")[:_LONGEST_PATH]
-    async with visit.house.sessions() as service:
+    async with visit.gateway.sessions() as service:
         view = None if service is None else await _find(visit, service)
         if service is None or view is None:
             return _missing(visit)
         try:
             data = await service.read(view.info.owner, view.info.id, path, 0, None)
         except (Refused, Unavailable) as exc:
-            text = str(visit.house.clean(exc.message, _SHOWN_CHARACTERS))
+            text = str(visit.gateway.clean(exc.message, _SHOWN_CHARACTERS))
             return visit.page("error.html", {"title": "No such file", "text": text, "known": True}, 404)
-    named = visit.house.clean(path, 300)
+    named = visit.gateway.clean(path, 300)
     await visit.note("session_file_read", {"session": view.info.id, "path": named, "bytes": len(data)})
     return Response(data, 200, attachment(path), "application/octet-stream")
 
@@ -215,7 +215,7 @@ async def stop(visit: Visit) -> Response:
     """End a session, on record before it ends."""
     if not visit.person.is_admin:
         return visit.not_entitled("stop sessions")
-    async with visit.house.sessions() as service:
+    async with visit.gateway.sessions() as service:
         view = None if service is None else await _find(visit, service)
         if service is None or view is None:
             return _missing(visit)

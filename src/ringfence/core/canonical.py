@@ -272,6 +272,13 @@ def salted_bytes(text: bytes, salt: bytes) -> str:
     return "sha256:" + hashlib.sha256(salt + text).hexdigest()
 
 
+def object_at(value: Any, *path: str) -> dict[str, Any]:
+    """The object under these names of a parsed document; empty where there is none, as in a record that was edited."""
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value if isinstance(value, dict) else {}
+
+
 def new_id(prefix: str) -> str:
     """A fresh unguessable id, `prefix_…`. It begins with the time, so that indexes grow at their end."""
     return f"{prefix}_{time.time_ns() // 1_000_000:011x}{os.urandom(8).hex()}"

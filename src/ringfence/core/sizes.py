@@ -1,4 +1,4 @@
-"""Sizes as people write and read them: MiB as a plain number, or a number with a unit. In here they are bytes."""
+"""Sizes and times as people write and read them. In here they are bytes and seconds."""
 
 from __future__ import annotations
 
@@ -34,3 +34,18 @@ def short_size(number: int) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.1f} GiB"
+
+
+_TIMES = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+def short_time(seconds: float, *, units: int = 1) -> str:
+    """How long, for a person: in the largest unit that it fills, and as many smaller ones as `units` allows."""
+    left = max(0, int(seconds))
+    first = next((place for place, (size, _) in enumerate(_TIMES) if left >= size), len(_TIMES) - 1)
+    said: list[str] = []
+    for size, name in _TIMES[first : first + units]:
+        count, left = divmod(left, size)
+        if count or not said:
+            said.append(f"{count} {name}")
+    return " ".join(said)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ringfence.core import canonical
+from ringfence.core.canonical import object_at
 from ringfence.core.errors import Refused
 from ringfence.core.labels import in_force
 from ringfence.core.model import Action, Call, Contract, Flow, Json, Principal, Rule
@@ -89,7 +90,7 @@ class Redecision:
 
     def again(self, body: Json, kept: Kept | None = None) -> Again | str:
         """The call of this *finished* record; or why it is not decided again."""
-        about, decision = _part(body, "call"), _part(body, "decision")
+        about, decision = object_at(body, "call"), object_at(body, "decision")
         kind, code = str(about.get("kind")), str(body.get("reason_code"))
         if kind not in _JUDGED or (about.get("server") == SERVER and kind != "tool"):
             return f"a {kind} of the gateway's own" if about.get("server") == SERVER else f"a {kind}"
@@ -124,7 +125,7 @@ class Redecision:
         return Again(tool, old, rules, verdicts, weighed.decision.rules, depends if len(verdicts) > 1 else ())
 
     def _call(self, body: Json, about: Json, kind: str, tool: str) -> Call:
-        principal = _part(about, "principal")
+        principal = object_at(about, "principal")
         agent = replace(self._principal(str(principal.get("agent"))), tenant=str(principal.get("tenant")))
         server = about.get("server")
         call = Call(
@@ -137,7 +138,7 @@ class Redecision:
             server=server,
             session=about.get("session"),
             box=about.get("box"),
-            flow=Flow((), _texts(_part(_part(body, "facts"), "labels").get("in_force"))),
+            flow=Flow((), _texts(object_at(body, "facts", "labels").get("in_force"))),
         )
         return replace(call, arguments={"name": tool.removeprefix(f"{server}.")}) if kind == "prompt" else call
 
@@ -161,7 +162,7 @@ class Redecision:
 
     def _is_comparable(self, rule: Rule, body: Json, contract: Contract) -> bool:
         """Whether a rule of then and this one were asked the same of this call."""
-        decision, under, about = _part(body, "decision"), _part(body, "contract"), _part(body, "call")
+        decision, under, about = object_at(body, "decision"), object_at(body, "contract"), object_at(body, "call")
         if decision.get("policy_digest") != self._old.policy.digest:
             return False
         if about.get("kind") == "tool" and (
@@ -174,8 +175,8 @@ class Redecision:
 
     @staticmethod
     def _then(before: Rule, rule: Rule, body: Json) -> str | None:
-        decision = _part(body, "decision")
-        told = _part(decision, "shadow") if before.mode == SHADOW else decision
+        decision = object_at(body, "decision")
+        told = object_at(decision, "shadow") if before.mode == SHADOW else decision
         if f"rule {before.id!r} could not be evaluated" in str(told.get("error") or ""):
             loose = rule.action is Action.ALLOW and before.action is not Action.ALLOW and rule.argument_patterns
             return None if loose else FAILS
@@ -187,7 +188,7 @@ class Redecision:
         if rule.argument_patterns and rule.action not in (Action.DENY, Action.ASK):
             if before.mode == SHADOW:
                 return None  # in which form is not on record
-            form = str(_part(decision, "forms").get(before.id, AS_SENT))
+            form = str(object_at(decision, "forms").get(before.id, AS_SENT))
         if rule.action is not Action.ALLOW:
             return form
         return None if form == OTHER_NAME else AS_SENT if form == AS_SENT else MISSES
@@ -195,13 +196,13 @@ class Redecision:
     def _contract_asks(self, call: Call, contract: Contract, body: Json) -> bool | None:
         asks = self._new.contract_asks(call, contract)
         name = contract.approval
-        if asks is not None or _part(body, "contract").get("digest") != contract.digest:
+        if asks is not None or object_at(body, "contract").get("digest") != contract.digest:
             return asks
         if name not in ("none", "always") and self._old.approvals.condition(name) != self._new.approvals.condition(
             name
         ):
             return None
-        if _texts(_part(body, "decision").get("asks")):
+        if _texts(object_at(body, "decision").get("asks")):
             return None  # asked for a rule: whether the contract would have, is not on record
         if _was_asked(body):
             return True
@@ -216,11 +217,11 @@ def _condition(rule: Rule) -> Rule:
 
 def _exact(body: Json, kept: Kept | None) -> tuple[Json, Json, Json | None] | None:
     """The arguments, `_meta` and answers of a call, where the record proves that these are all, and unchanged."""
-    carried = _part(body, "carried")
+    carried = object_at(body, "carried")
     if carried.get("trace") or (kept is None and (carried.get("meta") or carried.get("inputs"))):
         return None
     if kept is None:
-        return ({}, {}, None) if _part(body, "arguments").get("bytes") == _EMPTY else None
+        return ({}, {}, None) if object_at(body, "arguments").get("bytes") == _EMPTY else None
     recorded = (body.get("arguments"), carried.get("meta"), carried.get("inputs"))
 
     def is_recorded(value: Any, told: Any) -> bool:
@@ -235,8 +236,8 @@ def _exact(body: Json, kept: Kept | None) -> tuple[Json, Json, Json | None] | No
 
 def _names(body: Json) -> frozenset[str] | None:
     """All names of arguments at the top, where the record has them."""
-    found = _part(body, "arguments").get("names")
-    known = _part(body, "call").get("kind") == "tool" and not body.get("carried")
+    found = object_at(body, "arguments").get("names")
+    known = object_at(body, "call").get("kind") == "tool" and not body.get("carried")
     if not known or not isinstance(found, list) or len(found) >= _MOST_NAMES:
         return None
     return frozenset(map(str, found))
@@ -255,11 +256,6 @@ def _verdict_of(body: Json, decision: Json) -> str:
     asked = bool(decision.get("asks")) or _was_asked(body)
     boxed = decision.get("sandbox") is True
     return "+".join(word for word, holds in (("ask", asked), ("sandbox", boxed)) if holds) or "allow"
-
-
-def _part(body: Mapping[str, Any], name: str) -> Json:
-    value = body.get(name)
-    return value if isinstance(value, dict) else {}
 
 
 def _texts(value: Any) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from typing import Any
 
 from ringfence.audit.chain import Record
 from ringfence.core import canonical, system
+from ringfence.core.canonical import object_at
 from ringfence.core.errors import StoreError
 from ringfence.core.model import Json
 from ringfence.core.record import dataclass
@@ -453,10 +454,10 @@ def _row(number: int, record: Record) -> tuple[Any, ...] | None:
         body = record.body
     except canonical.NotCanonical:
         return None
-    call = _part(body, "call")
-    principal = _part(call, "principal")
-    facts = _part(body, "facts")
-    usage = _part(facts, "usage")
+    call = object_at(body, "call")
+    principal = object_at(call, "principal")
+    facts = object_at(body, "facts")
+    usage = object_at(facts, "usage")
     own = body.get("started_seq") is not None
     return (
         number,
@@ -482,11 +483,6 @@ def effect_of(body: Json) -> str:
     """What a call changed, as it ended. What was not made, as another call had its key, is not unknown by itself."""
     told_of_another = body.get("reason_code") in ("key_unknown", "result_not_kept")
     return "" if told_of_another else str(body.get("effect", ""))
-
-
-def _part(body: Json, name: str) -> Json:
-    found = body.get(name)
-    return found if isinstance(found, dict) else {}
 
 
 def _text(value: Any) -> str | None:

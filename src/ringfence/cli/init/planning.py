@@ -364,7 +364,7 @@ def _needed(plan: ServerPlan) -> ResolvedCommand:
 
 
 def _leads_out(path: str, project: Path) -> str | None:
-    """Where a path really is, if it is in the project by its name alone: whoever made the project chose its links."""
+    """Where a path really is, if it is in the project by its name alone: the links in it were chosen by its author."""
     real = os.path.realpath(path)
     named_inside = within(os.path.normpath(path), str(project))
     return real if named_inside and not within(real, os.path.realpath(project)) else None

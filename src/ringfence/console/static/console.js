@@ -5,11 +5,11 @@ const one = (selector, within = document) => within.querySelector(selector);
 const all = (selector, within = document) => [...within.querySelectorAll(selector)];
 
 // A link's code stands behind `#`, so it is in no request and no log; and it must not stay in the address.
-const door = one("#login");
-if (door && location.hash.length > 1) {
+const login = one("#login");
+if (login && location.hash.length > 1) {
   one("#credential").value = decodeURIComponent(location.hash.slice(1));
   history.replaceState(null, "", location.pathname);
-  door.requestSubmit();
+  login.requestSubmit();
 }
 
 // ── Times ──

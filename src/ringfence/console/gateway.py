@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class ServerDesk:
+class ConsoleServers:
     """The servers behind a gateway, what was accepted of them, and the contracts in force."""
 
-    servers: Callable[[], Mapping[str, ServerSpec]]
+    specs: Callable[[], Mapping[str, ServerSpec]]
     contracts: Callable[[], list[tuple[Contract, Refused | None]]]
     """With why one leads to nothing that can be called."""
     pins: DefinitionPins
@@ -37,8 +37,8 @@ class ServerDesk:
 
 
 @dataclass(frozen=True, slots=True)
-class House:
-    """A gateway, as far as its people look at it."""
+class ConsoleGateway:
+    """What pages read of the gateway, and what their forms change there."""
 
     store: Store
     tokens: TokenCheck
@@ -54,10 +54,10 @@ class House:
     history: History
     is_ours: Callable[[bytes], bool]
     """Whether an `Origin` is our own address."""
-    desk: ServerDesk
+    servers: ConsoleServers
     boxes: Callable[[], Json]
     """`backend`, `level`, what is `weaker` on this host, why there are none (`missing`), `reports` of the doctor."""
     sessions: Callable[[], AbstractAsyncContextManager[SessionService | None]]
-    """The keeper of sessions, for one request; None where there is none, as nobody has a session."""
+    """The keeper of sessions, for one request; None where there is none, since there are no sessions."""
     aside: Aside = field(default_factory=Aside)
     """For what others decide the length of: one page of each person at a time."""
