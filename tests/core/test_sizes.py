@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence.core.box import MIB
-from ringfence.core.sizes import parse_size, short_size
+from ringfence.core.sizes import parse_size, short_size, short_time
 
 UNITS = {"": 2**20, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 NUMBERS = st.from_regex(r"\A[0-9]{1,20}(\.[0-9]{1,20})?\Z").filter(str.isascii)
@@ -73,3 +73,12 @@ def test_a_short_size_is_near_what_it_stands_for(number: int) -> None:
     factor = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}[unit]
     assert abs(Fraction(value) * factor - number) <= Fraction(factor, 20) + Fraction(factor, 10**6)
     assert unit == "B" or number >= factor
+
+
+@pytest.mark.parametrize(
+    ("seconds", "one", "two"),
+    [(-1, "0 s", "0 s"), (59.9, "59 s", "59 s"), (60, "1 min", "1 min"), (3661, "1 h", "1 h 1 min"),
+     (3601, "1 h", "1 h"), (90_000, "1 d", "1 d 1 h"), (86_461, "1 d", "1 d")],
+)  # fmt: skip
+def test_a_time_is_said_in_its_largest_units(seconds: float, one: str, two: str) -> None:
+    assert (short_time(seconds), short_time(seconds, units=2)) == (one, two)

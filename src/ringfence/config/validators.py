@@ -189,7 +189,7 @@ def goes_in_clear(text: str) -> bool:
 
 
 def own_url(text: str) -> str:
-    """The address that clients use: who it is for others than this machine, has to be told over TLS."""
+    """The address that clients use. Beyond this machine it is https, since clients send tokens to it."""
     parts = urlsplit(url(text))
     if parts.path not in ("", "/") or parts.query:
         raise ValueError(f"{quoted(text)} has a path: write https://HOST[:PORT], and clients add /mcp")

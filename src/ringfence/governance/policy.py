@@ -946,9 +946,9 @@ def _matched(compiled: _Compiled, seen: _Seen, see: Callable[[], Json], errors: 
 
 
 def _other_names(call: Call, contract: Contract) -> tuple[str, ...]:
-    """A prompt is offered by its own name, or with its server's before it once another server has one of that name. By
-    which of them it is asked for, is in the hands of servers: rules that restrict are about both. So they are about
-    every way to write a URI."""
+    """A prompt is offered by its own name, or with its server's before it once another server has one of that name.
+    Servers decide by which of them it is asked for, so rules that restrict apply to both; likewise to every spelling of
+    a URI."""
     if call.kind == "resource":
         return uris.spellings(call.tool)
     place = call.arguments if call.kind == "prompt" else call.arguments.get("ref")
@@ -962,7 +962,7 @@ def _other_names(call: Call, contract: Contract) -> tuple[str, ...]:
 
 
 def _with_new_id(decision: Decision) -> Decision:
-    # Spelled out: this is on every call's way, and dataclasses.replace is several times slower.
+    # Spelled out: every call passes here, and dataclasses.replace is several times slower.
     return Decision(
         canonical.new_id("dec"),
         decision.allowed,

@@ -171,13 +171,13 @@ class TokenReader:
         return [key for key in keys if isinstance(key, dict) and key.get("use", "sig") == "sig"]
 
     async def _place(self) -> str:
-        """Where the provider says that its keys are. It must say so of itself, and in no clearer a way."""
+        """The address of the keys, from the metadata of this very issuer; not `http` where that is `https`."""
         about = json.loads(await self._fetch(f"{self.issuer.issuer.rstrip('/')}/.well-known/openid-configuration"))
         if not isinstance(about, dict) or about.get("issuer") != self.issuer.issuer:
             raise ValueError("the document is of another issuer")
         place = about.get("jwks_uri")
         if not isinstance(place, str) or urlsplit(place).scheme not in ("https", urlsplit(self.issuer.issuer).scheme):
-            raise ValueError("the document names no place that can be trusted")
+            raise ValueError("the document names no address that can be trusted")
         return place
 
 

@@ -1,6 +1,6 @@
 """Which state this is: a random id in a signed file beside the checkpoints, made with the state and never replaced.
 
-The database does not say it, so that nobody who writes to that can make this state pass for another one.
+The database does not hold it, so that a program which can write there cannot make this state pass for another one.
 """
 
 from __future__ import annotations

@@ -42,16 +42,16 @@ def check(spec: BoxSpec, root: Path) -> None:
 
 def _check_way(mount: Mount, root: Path) -> None:
     """No link of an image is followed, and none that programs may use is hidden by a mount."""
-    way = root
+    path = root
     for part in mount.at.strip("/").split("/"):
-        way = way / part
+        path = path / part
         try:
-            found = os.lstat(way)
+            found = os.lstat(path)
         except OSError:
-            return  # then there is room
+            return  # nothing of the image is in the way
         if stat.S_ISLNK(found.st_mode):
-            at = f"/{way.relative_to(root)}"
-            raise ValueError(f"a mount cannot be at {mount.at}: in the image, {at} is a link to {os.readlink(way)!r}")
+            at = f"/{path.relative_to(root)}"
+            raise ValueError(f"a mount cannot be at {mount.at}: in the image, {at} is a link to {os.readlink(path)!r}")
 
 
 def place(root: Path) -> mounting.Placed:

@@ -37,7 +37,7 @@ _SHORT_CELL_MS = 2.0
 """A shorter cell needs no memory that would matter in its report."""
 _KILL_SECONDS = 10.0
 _LOOKS_AT_ONCE = 40
-"""So often is a main thread looked at in a row that is about to rest; then less and less often."""
+"""A main thread that is about to rest is looked at so many times in a row; after that, less and less often."""
 _LOOK_SECONDS = 0.02
 
 _RECVFROM = str(NUMBERS.get(os.uname().machine, {}).get("recvfrom")).encode()
@@ -226,7 +226,7 @@ class Interpreter:
             await over.wait()
         except asyncio.CancelledError:
             step.stop("cancelled", None)
-            # However often: until it is over the turn is this cell's, whose clock would kill the next one.
+            # However often it is cancelled: its clock would kill the next cell, if that began before it is over.
             await finished(over.wait())
             raise
 

@@ -41,7 +41,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Conduct:
-    """What a keeper and its clients go by; each verb says both."""
+    """What a keeper and its clients must know of a verb; every verb declares both."""
 
     changes: bool
     """Whether it changes anything that outlives a keeper. Of one that does not, a lost answer loses nothing: it is
@@ -112,7 +112,7 @@ class SessionService(Protocol):
 
     @verb(changes=True, in_line=False)
     async def hold_network(self, owner: Owner, id: str) -> None:
-        """Let nothing more out of its box until something is run in it anew: what it may reach is less by now."""
+        """Close the network of its box until its next step, since the rules allow less now."""
         ...
 
     @verb(changes=True, in_line=False)

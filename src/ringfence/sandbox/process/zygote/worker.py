@@ -203,7 +203,7 @@ def receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
     size = channel.recv_into(_PEEKED, 1, socket.MSG_PEEK | socket.MSG_TRUNC)
     data, ancillary, _, _ = channel.recvmsg(size, socket.CMSG_SPACE(32)) if size else (b"", [], 0, None)
     if not data:
-        os._exit(0)  # the supervisor is gone, and with us go all boxes
+        os._exit(0)  # the supervisor is gone, and all boxes end with this process
     descriptors: list[int] = []
     for _, _, packed in ancillary:
         descriptors += struct.unpack(f"{len(packed) // 4}i", packed)
