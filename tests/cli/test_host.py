@@ -214,5 +214,19 @@ def test_another_user_is_told_what_that_user_would_be() -> None:
     assert any(finding["name"] == "a user id for each box" for finding in said["findings"])
 
 
+def test_who_cannot_run_this_installation_is_told_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", sys.executable)
+
+    monkeypatch.setattr(subprocess, "run", denied)
+    with pytest.raises(SystemExit):
+        verb._of_other(remedies.User(os.getuid(), "alice"))
+    said = " ".join(capsys.readouterr().err.split())
+    assert "alice cannot run this installation" in said and "Permission denied" in said
+    assert "Install Ringfence where that user can run it" in said and "have alice run `ringfence host`" in said
+
+
 def test_wrong_usage() -> None:
     assert command("host", "--fix", "--json").returncode == 2

@@ -160,7 +160,10 @@ def _of_other(whom: remedies.User) -> Json:
         )
         report: Json = json.loads(ran.stdout)
     except (OSError, ValueError, subprocess.TimeoutExpired) as exc:
-        common.fail(f"{whom.name} cannot run this installation of Ringfence ({sys.executable}): {exc}")
+        common.fail(
+            f"{whom.name} cannot run this installation of Ringfence ({sys.executable}): {exc}. Install Ringfence where "
+            f"that user can run it, such as /opt, or have {whom.name} run `ringfence host` from one of their own"
+        )
     return report
 
 
