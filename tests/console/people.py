@@ -20,10 +20,12 @@ USER = identity.os_user()
 
 
 @contextmanager
-def serve(folder: Path, more: str = "", servers: str = "") -> Iterator[gateways.Served]:
+def serve(
+    folder: Path, more: str = "", servers: str = "", rule: str = "approvals: {manager: {roles: [manager]}}"
+) -> Iterator[gateways.Served]:
     """`ringfence serve` with a help desk, an agent for each tenant, and people: one has the account of the gateway.
 
-    `more`: further capabilities; `servers`: a further server."""
+    `more`: further capabilities; `servers`: a further server; `rule`: who is asked."""
     with tooling.serve_fixture("helpdesk_server.py") as url:
         path = gateways.write(
             folder,
@@ -42,7 +44,7 @@ agents:
 servers:
   helpdesk: {{url: "{url}", pins: first_use}}
   {servers}
-approvals: {{manager: {{roles: [manager]}}}}
+{rule}
 capabilities:
   search_docs: {{server: helpdesk, mode: read}}
   create_ticket: {{server: helpdesk, mode: write, approval: manager}}

@@ -13,7 +13,7 @@ from tests.console.screens import Screen
 from tests.gateways import Served
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>\u202egnp.exe"
-PAGES = ("approvals", "live", "history", "charts", "sessions", "servers", "isolation")
+PAGES = ("approvals", "live", "history", "charts", "sessions", "servers", "isolation", "standing")
 
 
 @pytest.fixture(scope="module")

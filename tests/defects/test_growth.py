@@ -69,7 +69,7 @@ async def test_defect_20_nothing_grows_with_the_number_of_calls(path: Path) -> N
         sizes = dict(containers(app))
         assert max(sizes.values()) <= MOST, sorted(sizes.items(), key=lambda item: -item[1])[:5]
         assert len(app.pool._held) <= MAX_PER_SERVER + 1
-        assert not app.front._paused._waiting
+        assert not app.front.paused._waiting
         assert app.store.reader().running() == []
     assert grown < 40_000_000, f"{grown} bytes more after {CALLS} calls"
     assert len(gateways.finished(path.parent / "state")) == CALLS

@@ -66,6 +66,12 @@ async def begun(waiting: PausedCalls, call: Call = CALL) -> str:
     return str(answer["requestState"])
 
 
+def handles(waiting: PausedCalls, *states: str, call: Call = CALL) -> list[str]:
+    """What of the calls is in what their client holds."""
+    read = (waiting.states.read(inbound._binding(call), state) for state in states)
+    return [held.handle for held in read if held is not None]
+
+
 async def test_a_call_that_fails_inside_the_gateway_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     async with pausing(1) as (waiting, way):
         handle = await begun(waiting)
@@ -200,7 +206,7 @@ async def test_one_principals_calls_keep_no_other_from_waiting(monkeypatch: pyte
             await begun(waiting, other)  # each has an even share
         with pytest.raises(MCPError, match="unknown"):
             await waiting.resume(first, answering(q0={}), channel())
-        assert list(waiting._waiting) == [*later[1:], *theirs]
+        assert list(waiting._waiting) == [*handles(waiting, *later[1:]), *handles(waiting, *theirs, call=other)]
         assert isinstance(await waiting.resume(later[-1], answering(q0={}), channel()), Outcome)
 
 
@@ -258,7 +264,7 @@ async def test_a_call_that_is_over_keeps_no_other_from_waiting(monkeypatch: pyte
     async with given_up() as (waiting, way, first):
         way.needed = anyio.Event()
         second = await begun(waiting)
-        assert list(waiting._waiting) == [second]
+        assert list(waiting._waiting) == handles(waiting, second)
         with pytest.raises(MCPError, match="unknown"):
             await waiting.resume(first, answering(q0={}), channel())
 

@@ -198,7 +198,7 @@ async def test_a_replayed_answer_is_refused_on_record(tmp_path: Path) -> None:
         assert await refused(way, message(way, asked, "alice", nonce="another-nonce")) == "conflict"
         assert state(way, asked) == "pending"
         assert (await take(way, message(way, asked, "bob"))).state == "approved"
-        assert [each["why"] for each in on_record(way)] == ["conflict"]
+        assert [each["why"] for each in on_record(way)] == ["replayed", "conflict"]
 
 
 async def test_an_early_answer_does_not_count_when_it_is_sent_again_later(
@@ -213,7 +213,7 @@ async def test_an_early_answer_does_not_count_when_it_is_sent_again_later(
         now = time.time
         monkeypatch.setattr(approvals, "time", SimpleNamespace(time=lambda: now() + 3600))
         assert await refused(way, early) == "replayed"
-        assert [each["why"] for each in on_record(way)] == ["not_entitled"]
+        assert [each["why"] for each in on_record(way)] == ["not_entitled", "replayed"]
         assert (await take(way, message(way, asked, "dora", nonce="a-new-message"))).state == "approved"
 
 

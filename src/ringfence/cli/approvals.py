@@ -14,7 +14,7 @@ import typer
 from ringfence import identity
 from ringfence.cli import common
 from ringfence.cli.terminal import MARGIN, confirm, cut, foreign, json_text, moment, quoted, safe
-from ringfence.core import system
+from ringfence.core import invisible, system
 from ringfence.core.errors import Refused
 from ringfence.core.model import GuardedText, Json, Person
 from ringfence.core.sizes import short_time
@@ -24,9 +24,11 @@ from ringfence.governance.approvals import allow as give
 from ringfence.governance.approvals import revoke as withdraw
 from ringfence.governance.guard import Guard
 from ringfence.governance.standing import Wish, offered, words
-from ringfence.store import Approval, Conflict, Offer, Reader, RowNotFound, StandingApproval
+from ringfence.store import Approval, Conflict, Offer, Outline, Reader, RowNotFound, StandingApproval
 
 _WIDTH = 100
+_LONG = 20_000
+"""Characters of a question of which a list reads the beginning alone."""
 _PREFIX = "apr_"
 _STANDING = "std_"
 
@@ -62,17 +64,19 @@ def list_(
     \b
     ringfence approvals list --demo
     """
+    last = None
     with common.reading(common.state_of(config_path, demo)) as reader:
-        waiting = reader.approvals()
-    if as_json:
-        common.dump([_as_json(approval) for approval in waiting])
-        return
-    if not waiting:
+        if as_json:
+            common.dump([_as_json(approval) for approval in reader.approvals()])
+            return
+        for last in reader.pending():
+            # One after the other, and of what is long its beginning: a question may be a megabyte.
+            outline = reader.outline(last, question.LONG, _LONG, 2 * _WIDTH)
+            if outline is not None:
+                print("\n".join(_summary(outline)), end="\n\n")
+    if last is None:
         print("No approvals are pending.")
         return
-    for approval in waiting:
-        print("\n".join(_summary(approval)), end="\n\n")
-    last = waiting[-1].id
     print(f"To approve the newest: ringfence approvals approve {last}{_place(config_path, demo)}   (or deny)")
 
 
@@ -283,27 +287,30 @@ def _find(reader: Reader, identifier: str) -> Approval:
     exact = reader.approval(identifier)
     if exact is not None:
         return exact
-    waiting = reader.approvals()
-    if identifier == "last":
-        if not waiting:
-            common.fail("No approvals are pending.")
-        return waiting[-1]
+    waiting = reader.pending()
+    if identifier == "last" and not waiting:
+        common.fail("No approvals are pending.")
     wanted = identifier if identifier.startswith(_PREFIX) else _PREFIX + identifier
-    found = [approval for approval in waiting if approval.id.startswith(wanted)]
+    found = waiting[-1:] if identifier == "last" else [each for each in waiting if each.startswith(wanted)]
     if len(found) > 1:
-        common.fail(f"{identifier} could be any of: {', '.join(approval.id for approval in found)}")
-    if not found:
+        common.fail(f"{identifier} could be any of: {', '.join(found)}")
+    whole = reader.approval(found[0]) if found else None
+    if whole is None:
         common.fail(f"no pending approval {identifier}; see: ringfence approvals list")
-    return found[0]
+    return whole
 
 
 # ── Showing ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def _summary(approval: Approval) -> Iterator[str]:
+def _summary(outline: Outline) -> Iterator[str]:
+    approval = outline.approval
     yield f"{approval.id}  {question.subject(approval, foreign)}"
     yield from _about(approval)
-    for label, value in question.sent(approval):
+    if outline.beginning is not None:
+        text = safe(cut(invisible.visible(outline.beginning), _WIDTH))
+        yield f"  {question.LONG[0]:<10} {text} ({outline.size:,} characters in all)"
+    for label, value in question.sent(approval) if outline.beginning is None else ():
         yield f"  {label:<10} {cut(json_text(value, indent=None), _WIDTH)}"
     yield from _lines(question.unshown(approval))
 

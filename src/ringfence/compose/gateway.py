@@ -49,8 +49,9 @@ from ringfence.front import entries
 from ringfence.front.http import HttpFront
 from ringfence.front.mcp import McpFront
 from ringfence.front.refusals import Refusals
+from ringfence.front.request_state import RequestStates
 from ringfence.front.stdio import StdioFront
-from ringfence.governance import asking
+from ringfence.governance import approvals, asking
 from ringfence.governance.approvals import ALWAYS, Approvals, QuestionPlaces, Requirement
 from ringfence.governance.budget import Budget
 from ringfence.governance.contract import Catalog, Schemas
@@ -64,7 +65,7 @@ from ringfence.governance.uris import normal_uri
 from ringfence.hooks.runner import HookRunner
 from ringfence.sandbox.tools.executor import Executor
 from ringfence.sandbox.tools.toolkit import SERVER
-from ringfence.store import Store, Transaction, Unproven
+from ringfence.store import SentBefore, Store, Transaction, Unproven
 from ringfence.store.clock import Leap, farthest
 from ringfence.telemetry.metrics import GatewayMetrics
 from ringfence.telemetry.watch import CallWatcher
@@ -137,6 +138,8 @@ class App:
         rules = self._rulebook(settings)
         self.pipeline = Pipeline(store, rules, self.dispatcher, self._guard, Budget(), self.watcher)
         self.front = McpFront(self.pipeline, self.pool, group, __version__)
+        self.front.paused.states = RequestStates(store.sealing)
+        self.front.paused.spend = self._spend
         self.front.refusals = Refusals(store)
         self.front.refusals.seen = self.watcher.metrics.refused_request
         self.front.listing.has_sessions = lambda: self._executor is not None and self._executor.keeper is not None
@@ -619,23 +622,33 @@ class App:
         elif method == "notifications/resources/updated" and isinstance(params.get("uri"), str):
             await self.front.publish(principal, ResourceUpdated(uri=params["uri"]))
 
+    async def _spend(self, principal: Principal, approval: str, handle: str) -> None:
+        """A client comes back with what it held while its person was asked: once. Raises Conflict and RowNotFound."""
+        try:
+            await self.store.write(lambda tx: tx.use_state(approval, handle), durable=True)
+        except SentBefore:
+            asked = approvals.find(self.store, approval, brief=True)
+            said = {"why": "replayed"}
+            await self.store.write(lambda tx: tx.refuse_answer(asked, principal.person, handle, said), durable=True)
+            raise
+
     async def _consent(self, request: UpstreamRequest, method: str, params: Json) -> bool:
         """A person's approval for a server to use the client's model."""
-        approvals = self.pipeline.rules.approvals
+        asked = self.pipeline.rules.approvals
         requirement = Requirement(("always",), (), ALWAYS.expires_seconds, not self.config.people, 1)
         call = Call(canonical.new_id("call"), request.principal, f"{request.server}:{method}", params)
-        digest = canonical.digest([request.principal.key, call.tool, params, approvals.terms(requirement)])
+        digest = canonical.digest([request.principal.key, call.tool, params, asked.terms(requirement)])
         shown: Json = {"tool": call.tool, "server": request.server, "agent": request.principal.agent}
 
         def use(tx: Transaction) -> bool:
             used = tx.consume_approval(digest, call.id, time.time())
-            if used is not None and used.proof is not None and (problem := approvals.doubt(used.proof)) is not None:
+            if used is not None and used.proof is not None and (problem := asked.doubt(used.proof)) is not None:
                 raise Unproven(used.id, problem)
             return used is not None
 
         try:
             summary = lambda: {**shown, "arguments": self._guard.listed(params)}  # noqa: E731
-            await approvals.obtain(call, digest, requirement, summary, request.channel)
+            await asked.obtain(call, digest, requirement, summary, request.channel)
             return await self.store.write(use, durable=True)
         except Refused:
             return False

@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from ringfence.console import approvals, calls, forms, isolation, overview, servers, sessions
+from ringfence.console import approvals, calls, forms, isolation, overview, servers, sessions, standing
 from ringfence.console.gateway import ConsoleGateway
 from ringfence.console.live import Live
 from ringfence.console.logins import LASTS_SECONDS, Logins, Visitor
@@ -101,6 +101,7 @@ _ID = r"([A-Za-z0-9_.-]{1,80})"
 _PAGES: tuple[tuple[re.Pattern[str], Page], ...] = (
     (re.compile(r"approvals"), approvals.waiting),
     (re.compile(rf"approvals/{_ID}"), approvals.one),
+    (re.compile(r"standing"), standing.every),
     (re.compile(r"live"), calls.live),
     (re.compile(r"history"), calls.history),
     (re.compile(rf"calls/{_ID}"), calls.one),
@@ -114,6 +115,8 @@ _PAGES: tuple[tuple[re.Pattern[str], Page], ...] = (
 )
 _FORMS: tuple[tuple[re.Pattern[str], Page], ...] = (
     (re.compile(rf"approvals/{_ID}"), approvals.answered),
+    (re.compile(rf"approvals/{_ID}/allow"), standing.allow),
+    (re.compile(rf"standing/{_ID}/revoke"), standing.revoke),
     (re.compile(rf"calls/{_ID}/settle"), calls.settle),
     (re.compile(rf"servers/{_ID}/accept"), servers.accept),
     (re.compile(rf"sessions/{_ID}/stop"), sessions.stop),

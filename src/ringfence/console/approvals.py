@@ -27,6 +27,9 @@ _SHORT = 4 * _AT_A_GLANCE
 """Of a question that is longer than this, a list reads the beginning alone."""
 _MOST_LISTED = 50
 _MOST_SETTLED = 15
+CHANGED = "It is not what you have seen any more. Read it again; nothing was answered."
+_MOST_OPENED = 12
+"""Arguments of a call that a form lets a person leave open; of more, the terminal does."""
 _RISK = {"read": "low", "write": "medium", "high_risk": "high"}
 
 
@@ -55,10 +58,10 @@ def _listed(gateway: ConsoleGateway, person: Person) -> Json:
 
 async def one(visit: Visit) -> Response:
     """One question in full, answered or not."""
-    return await _shown(visit, "")
+    return await shown(visit, "")
 
 
-async def _shown(visit: Visit, problem: str, status: int = 200) -> Response:
+async def shown(visit: Visit, problem: str, status: int = 200) -> Response:
     card = await visit.aside(partial(_whole, visit))
     if card is None:
         return visit.page("missing.html", {"here": "approvals", "what": "approval"}, 404)
@@ -72,7 +75,16 @@ def _find(visit: Visit) -> Approval | None:
 
 def _whole(visit: Visit) -> Json | None:
     found = _find(visit)
-    return None if found is None else _card(found, visit.person, _sent(found))
+    return None if found is None else {**_card(found, visit.person, _sent(found)), "stands": _stands(found)}
+
+
+def _stands(approval: Approval) -> Json | None:
+    """How far an answer may stand for calls like it, and which arguments can be left open; None where none may."""
+    limits = approval.terms.get("standing")
+    if not isinstance(limits, dict) or approval.shape is None or approval.state != "pending":
+        return None
+    arguments = sorted(approval.shape.get("arguments") or {})
+    return {**limits, "arguments": arguments} if len(arguments) <= _MOST_OPENED else None
 
 
 def _glance(outline: Outline, person: Person) -> Json:
@@ -116,7 +128,7 @@ def _stamp(approval: Approval) -> str:
     return canonical.digest([*seen, approval.rule, list(approval.roles), approval.people, approval.expires_at])
 
 
-def _stamped(visit: Visit) -> tuple[Approval | None, str]:
+def stamped(visit: Visit) -> tuple[Approval | None, str]:
     found = _find(visit)
     return found, "" if found is None else _stamp(found)
 
@@ -124,11 +136,11 @@ def _stamped(visit: Visit) -> tuple[Approval | None, str]:
 async def answered(visit: Visit) -> Response:
     """A person answers. What they have seen must be what is asked."""
     verdict = visit.given.get("answer")
-    found, stamp = await visit.aside(partial(_stamped, visit))
+    found, stamp = await visit.aside(partial(stamped, visit))
     if found is None or verdict not in ("approve", "deny"):
         return visit.page("missing.html", {"here": "approvals", "what": "approval"}, 404)
     if visit.given.get("stamp") != stamp:
-        return await _shown(visit, "It is not what you have seen any more. Read it again; nothing was answered.", 409)
+        return await shown(visit, CHANGED, 409)
     reason = visit.gateway.clean(visit.given.get("reason", "").strip(), MOST_REASON)
     give = partial(
         answer,
@@ -142,9 +154,9 @@ async def answered(visit: Visit) -> Response:
         settled = await in_thread(give)
     except Refused as exc:
         visit.gateway.refused(exc.reason_code, None)
-        return await _shown(visit, f"Nothing was answered: {exc.message}", 403)
+        return await shown(visit, f"Nothing was answered: {exc.message}", 403)
     except (Conflict, RowNotFound) as exc:
-        return await _shown(visit, f"Nothing was answered: {exc}", 409)
+        return await shown(visit, f"Nothing was answered: {exc}", 409)
     return visit.back("approvals", _said(settled))
 
 

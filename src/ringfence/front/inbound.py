@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import field
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import field, replace
 from typing import Any
 
 import anyio
@@ -16,11 +17,14 @@ from mcp.shared.exceptions import MCPError, NoBackChannelError
 from mcp_types import INVALID_PARAMS
 
 from ringfence.core import canonical
-from ringfence.core.errors import Refused
+from ringfence.core.errors import Refused, StoreError
 from ringfence.core.model import Call, Json, Origin, Outcome, Principal, Status
 from ringfence.core.record import dataclass
 from ringfence.core.shares import over_their_share
 from ringfence.front.calls import CallPipeline
+from ringfence.front.request_state import RequestState, RequestStates
+from ringfence.governance.in_client import ABOUT, KEY
+from ringfence.store import Conflict, RowNotFound
 
 log = logging.getLogger("ringfence.front")
 
@@ -231,12 +235,17 @@ class PausableChannel:
         """Set when there is something to tell the client: a question, or the end."""
         self._answers: Mapping[str, Json] = {}
         self._answered = anyio.Event()
+        self.given: tuple[str, Mapping[str, Json]] | None = None
+        """The answer to the question of this approval, which another gateway had asked."""
 
     @property
     def capabilities(self) -> Json:
         return self._capabilities
 
     async def ask(self, questions: Mapping[str, Json]) -> Mapping[str, Json]:
+        given, self.given = self.given, None
+        if given is not None and _approval(questions) == given[0]:
+            return given[1]
         self.questions = questions
         self._answered = anyio.Event()
         self.moved.set()
@@ -260,8 +269,9 @@ class PausableChannel:
 
 # ── Calls that wait for the client between two requests (2026-07-28) ──────────────────────────────
 #
-# The client holds only a handle. It is random, known to one principal, good once, for the same request alone and for a
-# limited time; the state itself never leaves the gateway, so there is nothing in it to tamper with.
+# What the client holds is sealed (`request_state`): good once, for the same request of the same principal alone, and
+# for a limited time. The call itself waits here. After a restart it does not, and a question to the client's own
+# person, before which nothing had begun, is answered by the same call made anew; what a server had asked is lost.
 
 
 @dataclass(slots=True)
@@ -287,6 +297,9 @@ class PausedCalls:
     def __init__(
         self, pipeline: CallPipeline, group: anyio.abc.TaskGroup, places: WaitingForClients | None = None
     ) -> None:
+        self.states = RequestStates()
+        self.spend: Callable[[Principal, str, str], Awaitable[None]] = _nothing_spent
+        """Puts on record that an approval's question came back with this handle; raises Conflict if it did before."""
         self._places = places or WaitingForClients()
         self._pipeline = pipeline
         self._group = group
@@ -298,16 +311,26 @@ class PausedCalls:
         return await self._next(run)
 
     async def resume(
-        self, handle: str, call: Call, channel: PausableChannel, found: Callable[[], None] = lambda: None
+        self, state: str, call: Call, channel: PausableChannel, found: Callable[[], None] = lambda: None
     ) -> Outcome | Json:
-        """Go on with the call that waits under this handle, once it is `found`. Raises MCPError."""
-        run = self._waiting.get(handle)
-        if run is None or run.binding != _binding(call):
-            raise MCPError(INVALID_PARAMS, "requestState is unknown, expired, or belongs to another request")
+        """Go on with the call that waits for this, once it is `found`. Raises MCPError."""
+        held = self.states.read(_binding(call), state)
+        run = None if held is None else self._waiting.get(held.handle)
+        if held is None or (run is None and (held.approval is None or time.time() >= held.until)):
+            raise MCPError(INVALID_PARAMS, _NO_STATE)
         if call.inputs is None:
             raise MCPError(INVALID_PARAMS, "inputResponses must be an object")
+        if held.approval is not None:
+            try:
+                await self.spend(call.principal, held.approval, held.handle)
+            except (Conflict, RowNotFound):
+                raise MCPError(INVALID_PARAMS, _NO_STATE) from None
+            run = self._waiting.get(held.handle)
         found()
-        self._leave(handle)
+        if run is None:
+            channel.given = (held.approval or "", call.inputs)
+            return await self.begin(replace(call, inputs=None), channel)
+        self._leave(held.handle)
         run.handle = None
         if run.outcome is not None:  # it ended meanwhile
             run.scope.cancel()
@@ -355,13 +378,24 @@ class PausedCalls:
             run.scope.cancel()
             raise MCPError(-32603, "too many calls wait for an answer")
         run.free = free
-        run.handle = handle = "rfs_" + secrets.token_urlsafe(24)
+        handle = secrets.token_urlsafe(24)
+        held = RequestState(handle, time.time() + WAIT_SECONDS, _approval(questions))
+        try:
+            state = self.states.made(run.binding, held)
+        except StoreError:
+            run.scope.cancel()
+            free()
+            raise
+        run.handle = handle
         self._waiting[handle] = run
         run.channel.outbound = None
         run.scope.deadline = anyio.current_time() + WAIT_SECONDS
-        answer: Json = {"resultType": "input_required", "requestState": handle}
+        answer: Json = {"resultType": "input_required", "requestState": state}
         if questions:
-            answer["inputRequests"] = dict(questions)
+            answer["inputRequests"] = {
+                key: {name: value for name, value in question.items() if name != ABOUT}
+                for key, question in questions.items()
+            }
         return answer
 
     def _made_room(self, principal: str) -> bool:
@@ -384,6 +418,19 @@ class PausedCalls:
         run = self._waiting.pop(handle, None)
         if run is not None:
             run.free()
+
+
+_NO_STATE = "requestState is unknown, expired, was used, or belongs to another request"
+
+
+async def _nothing_spent(principal: Principal, approval: str, handle: str) -> None:
+    return None
+
+
+def _approval(questions: Mapping[str, Json]) -> str | None:
+    """Which approval is asked about, if it is a question of ours."""
+    about = questions.get(KEY, {}).get(ABOUT)
+    return about if isinstance(about, str) and len(questions) == 1 else None
 
 
 def _binding(call: Call) -> str:

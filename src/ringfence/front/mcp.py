@@ -71,7 +71,7 @@ class McpFront:
         self._pool = pool
         self.listing = Listing(pipeline)
         self._places = WaitingForClients()
-        self._paused = PausedCalls(pipeline, group, self._places)
+        self.paused = PausedCalls(pipeline, group, self._places)
         self._group = group
         self._watchers: Counter[tuple[str, str]] = Counter()
         self._watched_at: dict[tuple[str, str], str] = {}
@@ -289,9 +289,9 @@ class McpFront:
         channel.outbound = inbound.outbound
         channel.log_level = level
         if state is None:
-            return await self._paused.begin(call, channel)
+            return await self.paused.begin(call, channel)
         inbound.called = False  # until the call is found that this goes on with
-        return await self._paused.resume(str(state), call, channel, inbound.becomes_call)
+        return await self.paused.resume(str(state), call, channel, inbound.becomes_call)
 
     # ── lists ─────────────────────────────────────────────────────────────────────────────────────
 

@@ -391,7 +391,7 @@ class Approvals(ApprovalTerms):
             return approval
         try:
             async with asyncio.timeout(max(0.0, asked.expires_at - time.time())):
-                answers = await channel.ask({in_client.KEY: put})
+                answers = await channel.ask({in_client.KEY: {**put, in_client.ABOUT: asked.id}})
         except (Refused, TimeoutError):
             return find(self._store, approval.id, brief=True)  # nobody answered there; others may
         verdict = in_client.said(answers)
@@ -601,9 +601,10 @@ def allow(
     return made
 
 
-def revoke(store: Store, identity: str, person: Person) -> StandingApproval:
-    """From now on an approval answers nothing beforehand. Everybody may who answers for its agent's tenant."""
+def revoke(store: Store, identity: str, person: Person, *, login: Login | None = None) -> StandingApproval:
+    """From now on an approval answers nothing beforehand. Everybody may who answers for its agent's tenant. `login` is
+    how they proved who they are, where this process is not theirs."""
     found = next((each for each in store.reader().standing_by_id(identity) if each.id == identity), None)
     if found is None or not person.answers_for(tenant_of(found.principal)):
         raise RowNotFound(f"there is no standing approval {identity!r}")
-    return store.write_sync(lambda tx: tx.revoke_standing(identity, person.name), durable=True)
+    return store.write_sync(lambda tx: tx.revoke_standing(identity, person.name, login), durable=True)

@@ -1,7 +1,7 @@
 """A question to the person who sits at the client that made the call: how it is put, and what its answer says.
 
-It goes out on the call's own way back, as an elicitation (in 2026-07-28 as `input_required`). The state of it stays
-here: the client holds, at most, a random handle that is good once, for the same caller and the same call.
+It goes out on the call's own way back, as an elicitation (in 2026-07-28 as `input_required`). What the
+client holds meanwhile is sealed, and good once, for the same caller and the same call.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from ringfence.governance import question
 from ringfence.store import Approval
 
 KEY = "ringfence_approval"
+ABOUT = "about"
+"""Beside a question, for the way back to its client: which approval it is of. It goes no further."""
 _MOST = 8_000
 """Characters. What is longer is read in the console, or on the terminal: nobody is asked about what they do not see."""
 

@@ -474,7 +474,7 @@ class Reader:
             return body
         if self._keys is None:
             raise StoreError(f"what is kept of call {call_id} is sealed, and this process has not its key")
-        found = Sealing(self._keys, make=False).open(call_id, part, body)
+        found = Sealing.at(self._keys, make=False).open(call_id, part, body)
         return body if found is None else found
 
     def faults(self, limit: int) -> list[str]:

@@ -26,16 +26,25 @@ def is_sealed(body: bytes) -> bool:
 
 
 class Sealing:
-    """Seals and opens with the key of one folder."""
+    """Seals and opens with one key."""
 
-    def __init__(self, folder: Path, *, make: bool) -> None:
+    def __init__(self, key: bytes) -> None:
+        self._cipher = AESGCM(key)
+
+    @classmethod
+    def at(cls, folder: Path, *, make: bool) -> Sealing:
         """`make` the key where there is none yet. Raises StoreError."""
         if not make and not (folder / KEY).exists():
             raise StoreError(f"what is kept of this call was sealed with {KEY}, which is not in {folder}")
         key = kept(folder, KEY, lambda: os.urandom(_KEY_BYTES))
         if len(key) != _KEY_BYTES:
             raise StoreError(f"{folder / KEY} is not a key of {_KEY_BYTES} bytes")
-        self._cipher = AESGCM(key)
+        return cls(key)
+
+    @classmethod
+    def for_now(cls) -> Sealing:
+        """With a key that nobody keeps."""
+        return cls(os.urandom(_KEY_BYTES))
 
     def seal(self, call_id: str, part: str, body: bytes) -> bytes:
         nonce = os.urandom(_NONCE_BYTES)
@@ -43,6 +52,8 @@ class Sealing:
 
     def open(self, call_id: str, part: str, sealed: bytes) -> bytes | None:
         """None for what was not sealed by this key for this part of this call."""
+        if not is_sealed(sealed):
+            return None
         nonce, text = sealed[len(_MARK) :][:_NONCE_BYTES], sealed[len(_MARK) + _NONCE_BYTES :]
         try:
             return self._cipher.decrypt(nonce, text, _bound(call_id, part))

@@ -269,11 +269,15 @@ class Store:
 
     def seal(self, call_id: str, part: Part, body: bytes) -> bytes:
         """A payload as it is to be kept, readable only with our key. From any thread. Raises StoreError."""
+        return self.sealing().seal(call_id, part, body)
+
+    def sealing(self) -> Sealing:
+        """Our key for what others keep for us, or can see. From any thread. Raises StoreError."""
         from ringfence.store.sealing import Sealing  # noqa: PLC0415 - few contracts keep anything in full
 
         if self._sealing is None:
-            self._sealing = Sealing(self._key_folder, make=True)
-        return self._sealing.seal(call_id, part, body)
+            self._sealing = Sealing.at(self._key_folder, make=True)
+        return self._sealing
 
     def token(self, identity: str) -> tuple[IssuedToken | None, float]:
         """A bearer token by its id, as far as the log proves it, and what the time must be at least."""

@@ -366,19 +366,28 @@ class Transaction:
         }
         return self._give_answer(asked, proven, given, now)
 
-    def refuse_answer(self, asked: Approval, person: str, nonce: str, said: Json) -> None:
+    def refuse_answer(self, asked: Approval, person: str | None, nonce: str, said: Json) -> None:
         """Put on record that a message of this person's answers nothing; it never will. Of one question that is told
         so often; what is beyond is refused all the same."""
         refused = "SELECT count(*) FROM records WHERE call_id = ? AND kind = ?"
         (count,) = self._connection.execute(refused, (asked.call_id, approvals.UNFIT)).fetchone()
-        if count < _MOST_REFUSED and not self._had(asked.call_id, nonce):
+        if count < _MOST_REFUSED and (said["why"] == "replayed" or not self._had(asked.call_id, nonce)):
             body = {"approval": asked.id, "principal": asked.principal, "person": person, "nonce": nonce, **said}
             self.append(approvals.UNFIT, asked.call_id, body)
 
+    def use_state(self, identity: str, nonce: str) -> None:
+        """Put on record that a client came back with what it held of this question. Raises SentBefore where it did so
+        before, and RowNotFound."""
+        asked, _ = self._approval(identity, max(time.time(), self._due))
+        if self._had(asked.call_id, nonce):
+            raise SentBefore(f"approval {identity} has it on record that this state was used")
+        self.append(approvals.RETURNED, asked.call_id, {"approval": identity, "nonce": nonce})
+
     def _had(self, call_id: str, nonce: str) -> bool:
-        """Whether a message with this nonce is on record beside the call, as an answer or as refused."""
-        found = f"{RECORD} WHERE call_id = ? AND kind IN (?, ?)"
-        for row in self._connection.execute(found, (call_id, approvals.ANSWERED, approvals.UNFIT)):
+        """Whether what has this nonce is on record beside the call, as an answer, as refused or as used."""
+        found = f"{RECORD} WHERE call_id = ? AND kind IN (?, ?, ?)"
+        kinds = (approvals.ANSWERED, approvals.UNFIT, approvals.RETURNED)
+        for row in self._connection.execute(found, (call_id, *kinds)):
             body = record_from(row).body
             signed = (body.get("login") or {}).get("signed") or {}
             if nonce in (body.get("nonce"), signed.get("id")):
@@ -561,7 +570,7 @@ class Transaction:
         }
         return self._give_answer(asked, question, given, now)
 
-    def revoke_standing(self, identity: str, by: str) -> StandingApproval:
+    def revoke_standing(self, identity: str, by: str, login: Login | None = None) -> StandingApproval:
         """From now on it answers nothing, and what it has answered and no call has used is void. Raises RowNotFound, or
         Conflict where it is over."""
         now = max(time.time(), self._due)
@@ -571,7 +580,8 @@ class Transaction:
         found = standing_from(row)
         if found.revoked_at is not None:
             raise Conflict(f"standing approval {identity} is revoked already")
-        self._end_standing(identity, now, {"by": by, "account": system.account()})
+        known = {} if login is None else {"login": login.as_fact()}
+        self._end_standing(identity, now, {"by": by, "account": system.account(), **known})
         return replace(found, revoked_at=now)
 
     def _end_standing(self, identity: str, now: float, body: Json) -> None:

@@ -8,14 +8,14 @@ import time
 import typer
 
 from ringfence.cli import common
-from ringfence.cli.bench import audit, batch, box, egress, gateway, servers, session, start
+from ringfence.cli.bench import audit, batch, box, console, egress, gateway, servers, session, start
 from ringfence.cli.bench.measure import Row, as_json, row, table
 from ringfence.core import canonical
 from ringfence.core.model import Action, Call, Principal, Rule
 from ringfence.governance.contract import build
 from ringfence.governance.policy import Policy
 
-NAMES = ("policy", "gateway", "box", "session", "egress", "audit", "start")
+NAMES = ("policy", "gateway", "box", "session", "egress", "audit", "start", "console")
 
 
 def bench(
@@ -53,6 +53,7 @@ def bench(
              a call of a server in a box, and its start, against the same server in none
     audit    a long log: how fast it is verified, what a call leaves in it, and how long list and explain take
     start    `ringfence run -c pass`, `--version`, `--help` and the first `run_code`, each in a process of its own
+    console  from a call that a person must approve to the event at an open page of the console
 
     `cpu_ms` is the processor time of one run, of all processes together. Run it on a machine that does nothing else.
 
@@ -90,6 +91,10 @@ def bench(
         few = max(10, runs // 20)
         print(f"start: {few} processes per case …", file=sys.stderr, flush=True)
         rows.extend(start.run(few))
+    if name in (None, "console"):
+        few = max(10, runs // 10)
+        print(f"console: {few} questions …", file=sys.stderr, flush=True)
+        rows.extend(console.run(few))
     if as_json_:
         common.dump(as_json(rows))
     else:
