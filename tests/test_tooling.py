@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import httpx2
@@ -71,3 +73,12 @@ def test_hostile_server_has_a_real_effect(hostile_command: list[str], tmp_path: 
         server.stdin.close()
     assert answer == {"jsonrpc": "2.0", "id": 1, "result": {"content": [{"type": "text", "text": "appended"}]}}
     assert effect.read_text() == "once\n"
+
+
+def test_set_up_classifiers_and_docs_name_the_same_pythons() -> None:
+    project = tomllib.loads((tooling.ROOT / "pyproject.toml").read_text())["project"]
+    classified = {text.rpartition(" ")[2] for text in project["classifiers"] if re.search(r":: 3\.\d+$", text)}
+    (tried,) = re.findall(r"for version in ([\d. ]+); do", (tooling.ROOT / "scripts/setup").read_text())
+    (told,) = re.findall(r"^Python (3[^:]*):$", (tooling.ROOT / "docs/other-systems.md").read_text(), re.MULTILINE)
+    assert {"3.11", "3.14"} < classified == set(tried.split()) == set(re.findall(r"3\.\d+", told))
+    assert project["requires-python"] == f">={min(classified)}"
