@@ -20,6 +20,7 @@ from ringfence.console.live import MOST_STREAMS
 from tests import tooling
 from tests.console import people
 from tests.console.people import Browser, token, visitor
+from tests.gateways import Served
 
 
 @contextmanager
@@ -44,6 +45,13 @@ def rest(stream: socket.socket) -> bytes:
     return b"".join(pieces)
 
 
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """For all tests but the one that ends its gateway."""
+    with people.serve(tmp_path_factory.mktemp("streams")) as served:
+        yield served
+
+
 def test_a_gateway_ends_quietly_under_open_pages(tmp_path: Path) -> None:
     with people.serve(tmp_path) as served, ExitStack() as open_pages:
         bob = visitor(served, token(served, "person", "bob")["token"])
@@ -55,27 +63,26 @@ def test_a_gateway_ends_quietly_under_open_pages(tmp_path: Path) -> None:
         assert "Traceback" not in served.started.output()
 
 
-def test_an_event_says_of_which_kinds_new_records_are_and_nothing_of_what_is_in_them(tmp_path: Path) -> None:
-    with people.serve(tmp_path) as served:
-        bob = visitor(served, token(served, "person", "bob")["token"])
-        with page_open(bob) as stream:
-            token(served, "person", "carl")
-            told = b""
-            while b"token_created" not in told:
-                told += (piece := stream.recv(4096))
-                assert piece, told
-            people.call(served, "search_docs", {"query": "canary-1"})
-            while b"finished" not in told:
-                told += (piece := stream.recv(4096))
-                assert piece, told
+def test_an_event_says_of_which_kinds_new_records_are_and_nothing_of_what_is_in_them(served: Served) -> None:
+    bob = visitor(served, token(served, "person", "bob")["token"])
+    with page_open(bob) as stream:
+        token(served, "person", "carl")
+        told = b""
+        while b"token_created" not in told:
+            told += (piece := stream.recv(4096))
+            assert piece, told
+        people.call(served, "search_docs", {"query": "canary-1"})
+        while b"finished" not in told:
+            told += (piece := stream.recv(4096))
+            assert piece, told
     events = [json.loads(line.removeprefix(b"data:")) for line in told.splitlines() if line.startswith(b"data:")]
     assert all(event.keys() == {"waiting", "kinds"} for event in events)
     assert b"canary" not in told and b"search_docs" not in told and b"carl" not in told
 
 
-def test_a_page_too_many_is_told_to_look_now_and_then(tmp_path: Path) -> None:
-    with people.serve(tmp_path) as served, ExitStack() as open_pages:
-        bob = visitor(served, token(served, "person", "bob")["token"])
+def test_a_page_too_many_is_told_to_look_now_and_then(served: Served) -> None:
+    bob = visitor(served, token(served, "person", "bob")["token"])
+    with ExitStack() as open_pages:
         for _ in range(MOST_STREAMS):
             open_pages.enter_context(page_open(bob))
         answer = bob.get("/console/events")
@@ -83,15 +90,14 @@ def test_a_page_too_many_is_told_to_look_now_and_then(tmp_path: Path) -> None:
         assert "event: change" in answer.text and "retry: 10000" in answer.text
 
 
-def test_too_many_fields_are_refused_and_counted(tmp_path: Path) -> None:
-    with people.serve(tmp_path) as served:
-        many = {f"field{number}": "" for number in range(40)}
-        answer = Browser(served.url).send("/console/login", many)
-        assert answer.status == 400 and "more than 30 fields" in answer.text
-        assert Browser(served.url).send("/console/login", {"credential": "x" * 70_000}).status == 413
-        bob = visitor(served, token(served, "person", "bob")["token"])
-        assert bob.get("/console/history?" + "&".join(many)).status == 400
-        assert "Traceback" not in served.started.output()
+def test_too_many_fields_are_refused_and_counted(served: Served) -> None:
+    many = {f"field{number}": "" for number in range(40)}
+    answer = Browser(served.url).send("/console/login", many)
+    assert answer.status == 400 and "more than 30 fields" in answer.text
+    assert Browser(served.url).send("/console/login", {"credential": "x" * 70_000}).status == 413
+    bob = visitor(served, token(served, "person", "bob")["token"])
+    assert bob.get("/console/history?" + "&".join(many)).status == 400
+    assert "Traceback" not in served.started.output()
 
 
 def test_a_form_that_never_arrives_is_not_waited_for() -> None:
