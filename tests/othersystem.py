@@ -140,6 +140,9 @@ def become(system: str) -> None:
         except ModuleNotFoundError:
             if name.partition(".")[0] in sys.stdlib_module_names:
                 raise
+    # A process that was forked for this may have ours, of before the system changed.
+    for name in [name for name in sys.modules if name.partition(".")[0] == "ringfence"]:
+        del sys.modules[name]
     gone = dict(_NOT_ON_DARWIN)
     windows = system == "win32"
     if windows:

@@ -17,7 +17,7 @@ import pytest
 from ringfence import identity
 from ringfence.cli.main import VERBS
 from ringfence.core.errors import StoreError
-from tests import gateways, tooling
+from tests import gateways, tooling, warm
 
 PROGRAM = tooling.ROOT / "tests" / "othersystem.py"
 CONFIG = """version: 1
@@ -58,15 +58,7 @@ def command(system: str, *words: str | Path) -> list[str]:
 
 
 def ran(system: str, *words: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(system, *words),
-        cwd=cwd,
-        timeout=300,
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
+    return warm.run(command(system, *words), cwd=cwd)
 
 
 @pytest.fixture(scope="module", params=["darwin", "win32"])
