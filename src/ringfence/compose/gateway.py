@@ -237,7 +237,7 @@ class App:
         written = "Records that this process wrote to its chain of the log."
         found.read("counter", "audit_records_total", written, read=lambda: float(store.records))
         found.read("gauge", "audit_queue", "Writes that wait for a commit.", read=lambda: float(store.waiting))
-        asked = "Questions that nobody has answered, of all gateways with this state."
+        asked = "Open questions, of all gateways with this state."
         found.read("gauge", "approvals_waiting", asked, read=lambda: float(len(store.reader().pending())))
         clients = "Sessions of MCP clients over HTTP."
         found.read("gauge", "mcp_sessions", clients, read=lambda: float(len(self.http.sessions)) if self.http else 0.0)
