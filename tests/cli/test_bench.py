@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.cli.bench import audit, batch, box, egress, gateway, measure, session, start
+from ringfence.cli.bench import audit, batch, box, console, egress, gateway, measure, session, start
 from ringfence.compose.runs import default_config, make_executor
 from ringfence.core.errors import Unavailable
 from tests import gateways, tooling
@@ -67,6 +67,12 @@ def test_a_benchmark_that_does_not_exist_is_not_run() -> None:
     ran = gateways.run("bench", "boxes")
     assert ran.returncode == 2
     assert "there is no benchmark 'boxes'; there are: policy, gateway, box, session" in ran.stderr
+
+
+def test_a_question_is_timed_up_to_the_event_of_an_open_page() -> None:
+    (row,) = measure.as_json(console.run(3))
+    assert (row["name"], row["n"]) == ("a question at an open page, after its call", 3)
+    assert 0 < row["p50_ms"] <= row["p95_ms"]
 
 
 def test_help_says_what_is_measured() -> None:
