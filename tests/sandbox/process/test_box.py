@@ -17,6 +17,7 @@ from ringfence.core.box import BoxSpec, Limits, Program
 from ringfence.core.errors import Unavailable
 from ringfence.core.sessions import Cell, CellReport, StaySpec
 from ringfence.sandbox.process import box as boxes
+from ringfence.sandbox.process import patience
 from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.process.box import Box, BoxMember, Hub, receive
 from ringfence.sandbox.process.patience import MachinePace
@@ -205,6 +206,38 @@ async def test_a_box_that_is_late_is_ended(backend: ProcessBackend, monkeypatch:
         with pytest.raises(Unavailable, match="not ready in time"):
             await zygote.spawn(Limits(), shape)
     await tooling.until(lambda: not looking.boxed(zygote.pid) and len(zygote._free) == free)
+
+
+async def test_a_box_is_waited_for_as_long_as_those_who_make_it_work(
+    backend: ProcessBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine that is a hundred times as slow as others its time is over long before it is ready."""
+    zygote = await zygote_of(backend)
+    monkeypatch.setattr(boxes, "CLOSE_SECONDS", 0.06)
+    receive, looks = Box._receive, 0
+
+    def late(self: Box) -> None:
+        if looks >= 20:
+            receive(self)
+
+    class Looks(patience.Patience):
+        def is_over(self) -> bool:
+            nonlocal looks
+            looks += 1
+            return super().is_over()
+
+    monkeypatch.setattr(Box, "_receive", late)
+    monkeypatch.setattr(boxes, "Patience", Looks)
+    with subprocess.Popen(["/bin/sh", "-c", "while :; do :; done"]) as busy:
+        try:
+            monkeypatch.setattr(ZygoteHandle, "_making", lambda _: iter([busy.pid]))
+            box = await zygote.spawn(Limits(), backend._shape(Limits()))
+            assert box.first and looks >= 20
+        finally:
+            busy.kill()
+    box.kill()
+    await box.ended
+    box.remove()
 
 
 @pytest.fixture

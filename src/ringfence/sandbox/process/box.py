@@ -10,7 +10,7 @@ import select
 import signal
 import socket
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import field
 from typing import Any
 
@@ -25,7 +25,7 @@ from ringfence.sandbox.process.limits.pulse import Pulse
 from ringfence.sandbox.process.limits.shared_pages import Parts
 from ringfence.sandbox.process.limits.uncounted import Locks, Watched
 from ringfence.sandbox.process.memory_file import memory_file
-from ringfence.sandbox.process.patience import MachinePace
+from ringfence.sandbox.process.patience import MachinePace, Patience
 from ringfence.sandbox.process.seccomp.notifications import MAX_DENIALS, Account, Denials
 
 _READY_AT_ONCE = 64
@@ -397,6 +397,8 @@ class Box:
         self.on_removed: Callable[[], object] = lambda: None
         self.tell_zygote: Callable[[dict[str, Any], list[int]], None] = _no_zygote
         """Sends its zygote a request for it. Raises OSError where the zygote is gone."""
+        self.makers: Callable[[], Iterable[int]] = tuple
+        """The processes that make it, while it is being made."""
         self._request: asyncio.Future[list[int]] | None = None
         self._channel: socket.socket | None = channel
         self._handle = -1
@@ -404,6 +406,7 @@ class Box:
         self._unwanted = False
         self._closed: asyncio.Future[None] = loop.create_future()
         self._clock = loop.call_later(self.pace.allow(CLOSE_SECONDS), self._late)
+        self._patience: Patience | None = None
         self.seen: list[str] = []
         self.inherited: list[str] = []
         """Steps that its zygote did for it and read back."""
@@ -431,6 +434,11 @@ class Box:
         if self._handle >= 0 and not self._unwanted:
             return
         if not self._closed.done():
+            # The time has come on a usual machine; on one that is this slow it is over when nothing moves any more.
+            self._patience = self._patience or Patience(self.makers, CLOSE_SECONDS)
+            if not self._patience.is_over():
+                self._clock = asyncio.get_running_loop().call_later(self._patience.pause, self._late)
+                return
             self.fail("it was not ready in time")
         self.kill()
         again = self.pace.allow(CLOSE_SECONDS)

@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import field
 from functools import partial
 from pathlib import Path
@@ -248,12 +248,20 @@ class ZygoteHandle:
         if self._block is not None and os.geteuid() == 0:
             box.host_id = self._block.base + self._slot(box)
         box.tell_zygote = partial(self._send_request, box)
+        box.makers = self._making
         self._boxes[box.number] = box
         if stays:
             box.members[0] = BoxMember(0, self.shared.hub, box.account)
         send = partial(self._send_order, box, {"shape": shape, "stays": stays}, theirs)
         call_when_done(after, send)
         return box
+
+    def _making(self) -> Iterator[int]:
+        """Its own process, and what it has started that is no box yet."""
+        from ringfence.sandbox.process.box_usage import descendants  # noqa: PLC0415 - only where a box is late
+
+        ready = {process for box in self._boxes.values() if box.first for process in descendants(box.first)}
+        return (process for process in descendants(self.pid) if process not in ready)
 
     def enter(self, box: Box, shape: Shape, number: int) -> BoxMember:
         """Start one more process in a box that stays. Raises Unavailable."""
