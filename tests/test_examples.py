@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests import boxing, gateways
 from tests.tooling import ROOT, free_port, serve, wait_until
 
@@ -46,6 +48,14 @@ def test_the_batch_example_tells_right_answers_from_wrong_ones() -> None:
         "endless: passed 2 of 4; timeout",
         "misspelt: passed 0 of 4; NameError",
     ]
+
+
+@pytest.mark.slow
+def test_the_image_example_runs_in_what_it_built() -> None:
+    python, top, same = lines("image.py")
+    assert python.startswith("python: /usr/")
+    assert {"dev", "etc", "proc", "tmp", "usr", "workspace"} <= set(top.split())
+    assert same == "the image that it ran in: True"
 
 
 def test_the_sessions_example_goes_step_by_step() -> None:

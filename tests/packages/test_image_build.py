@@ -26,6 +26,7 @@ from ringfence.packages.images import build, manifests, packing
 from ringfence.packages.images.build import BuildRequest, BuiltImage
 from ringfence.packages.images.host import elf
 from ringfence.packages.images.host.environment import EnvironmentPackages
+from ringfence.packages.images.library import root_of
 from ringfence.packages.inside.layers import Layers
 from ringfence.sandbox.process.backend import ProcessBackend
 from tests import boxing, gateways
@@ -120,8 +121,13 @@ async def test_it_is_the_root_of_a_box_whose_python_is_its_own(image: BuiltImage
         report = await backend.run(BoxSpec(Program("command", argv=argv), root=image.tree.folder))
         shell = Program("command", argv=("sh", "-c", "ls / | head -3; awk 'BEGIN {print 6 * 7}' </dev/null"))
         listed = await backend.run(BoxSpec(shell, root=image.tree.folder))
+        own = root_of(image.tree)
+        cell = Program("python", b"import json\njson.dumps([6 * 7])", cell=True)
+        shown = await backend.run(BoxSpec(cell, root=own.folder, image=own))
     finally:
         await backend.close()
+    assert (own.python, own.version) == (str(Path(own.python).parent / "python3"), sys.version_info[:2])
+    assert [value.data["text/plain"] for value in shown.shown] == ["'[42]'"], shown.stderr.text
     assert report.exit_status == 0, report.stderr.text
     found = json.loads(report.stdout.text)
     programs = Path(image.tree.about["python"]).parent

@@ -31,8 +31,8 @@ class RunTarget:
     """The source itself came from stdin."""
 
 
-def chosen(words: list[str], code: str | None, shell: str | None) -> RunTarget:
-    """The one program that the command line names."""
+def chosen(words: list[str], code: str | None, shell: str | None, *, in_image: bool = False) -> RunTarget:
+    """The one program that the command line names. `in_image`: what it needs is in its image, or not."""
     if code is not None and shell is not None:
         running.fail("-c and --shell: give one of them", 2)
     for word in (*words, code or "", shell or ""):
@@ -43,7 +43,7 @@ def chosen(words: list[str], code: str | None, shell: str | None) -> RunTarget:
         return RunTarget(argv=("/bin/sh", "-c", shell, "sh", *words)) if words else RunTarget(command=shell)
     if not words:
         running.fail("nothing to run: give a FILE, -c CODE or --shell CMD (ringfence run --help)", 2)
-    return _file(words[0], words[1:])
+    return _file(words[0], words[1:], in_image)
 
 
 def _proper(word: str) -> None:
@@ -53,7 +53,7 @@ def _proper(word: str) -> None:
         running.fail("the command line is not UTF-8", 2)
 
 
-def _file(given: str, words: list[str]) -> RunTarget:
+def _file(given: str, words: list[str], in_image: bool) -> RunTarget:
     data = _read(given)
     text = source_text(data, given)
     if given == "-":
@@ -64,7 +64,7 @@ def _file(given: str, words: list[str]) -> RunTarget:
         # Its own path is as if it had been copied into the workspace.
         folder = "/workspace/tmp" if name in ("input", "output", "tmp") else "/workspace"
         return RunTarget(code=text, argv=tuple(words), name=f"{folder}/{name}")
-    if not by[0].startswith("/") and shutil.which(by[0], path=_PATH) is None:
+    if not in_image and not by[0].startswith("/") and shutil.which(by[0], path=_PATH) is None:
         running.fail(f"{given}: {by[0]} is not installed where boxes find it ({_PATH})", 2)
     return RunTarget(argv=(*by, f"{_INSIDE}/{name}", *words), script=Input(name, data))
 
@@ -217,6 +217,13 @@ def trees(given: list[Path]) -> tuple[Path, ...]:
             running.fail(f"--tree {path}: holds {why}; name a folder without it", 2)
         found.append(place)
     return tuple(found)
+
+
+def image(given: str) -> str:
+    """What `--image` names; a path is told from a name of a registry by how it begins."""
+    if not given.startswith(("/", "./", "../")):
+        return given
+    return str(named_paths.real("--image", Path(given)))
 
 
 def environment(given: list[str], option: str = "--env") -> dict[str, str]:

@@ -56,13 +56,18 @@ def perform(
     secret: list[str] | None = None,
     facts: str | None = None,
     template: str | None = None,
+    image: str | None = None,
     fresh: bool = False,
     tree: list[Path] | None = None,
     config_path: Path | None = None,
 ) -> NoReturn:
     """What `ringfence run` does with its options; sizes are in bytes. It ends this process."""
     _one_or_many(batch, {"FILE": words, "-c": code, "--shell": shell, "--facts": facts}, workers)
-    chosen = program.chosen(list(words or ()), code, shell) if batch is None else program.RunTarget(code="")
+    chosen = (
+        program.chosen(list(words or ()), code, shell, in_image=image is not None)
+        if batch is None
+        else program.RunTarget(code="")
+    )
     wanted = RunRequest(
         code=chosen.code,
         command=chosen.command,
@@ -79,6 +84,7 @@ def perform(
         secrets=tuple(secret or ()),
         listen="allowed" if listen else None,
         template=template,
+        image=None if image is None else program.image(image),
         layout="fresh" if fresh else None,
     )
     settings = running.own_config(config_path, backend)
@@ -198,12 +204,13 @@ async def run_program(wanted: RunRequest, configured: Config, report: FactsFile,
 @contextmanager
 def _installing(wanted: RunRequest, sink: Sink) -> Iterator[Callable[[Stream, bytes], None]]:
     """While packages are installed, which may take long, a terminal shows that. Yields what is told of the output."""
-    if not wanted.packages:
+    if not wanted.packages and wanted.image is None:
         yield sink.tell
         return
     from ringfence.cli.progress import progress  # noqa: PLC0415 - most install nothing
 
-    with progress(f"installing {' '.join(wanted.packages)}") as line:
+    what = f"installing {' '.join(wanted.packages)}" if wanted.packages else f"getting {wanted.image}"
+    with progress(what) as line:
 
         def tell(stream: Stream, data: bytes) -> None:
             line.end()

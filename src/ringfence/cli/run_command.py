@@ -30,6 +30,13 @@ _Workers = typer.Option(
     None, "--workers", min=1, metavar="N", help="How many of a batch run at a time. Default: 2 for each processor."
 )
 _Fresh = typer.Option(False, "--fresh", help="Give it an address layout and hash seed that no other box has.")
+_Image = typer.Option(
+    None,
+    "--image",
+    metavar="REF",
+    help="A container image as its root, instead of this host's system: HOST/NAME:TAG of a registry, ./PATH of an OCI"
+    " layout, tar archive or root folder, or the sha256:… of `ringfence image build`.",
+)
 _Trees = typer.Option(
     None, "--tree", metavar="DIR", help="A folder that is readable in the box, at the same path. May be repeated."
 )
@@ -56,6 +63,7 @@ def run(
     secret: list[str] | None = _Secrets,
     facts: str | None = _Facts,
     template: options.Template = None,
+    image: str | None = _Image,
     fresh: bool = _Fresh,
     tree: list[Path] | None = _Trees,
     config_path: options.OwnConfig = None,
@@ -81,6 +89,7 @@ def run(
     echo 1 2 3 | ringfence run -c 'print(sum(map(int, input().split())))'
     ringfence run fetch.py --allow api.example.com:443 --allow '*.cdn.example.com'
     ringfence run untrusted.js --facts facts.json     what it did, as the supervisor saw it
+    ringfence run --image ./image/oci -c 'import sys; print(sys.version)'
     ringfence run --batch programs.jsonl --workers 8 --timeout 10 > results.jsonl
     """
     from ringfence.cli.run import perform  # noqa: PLC0415 - `--help` need not load it
@@ -106,6 +115,7 @@ def run(
         secret=secret,
         facts=facts,
         template=template,
+        image=image,
         fresh=fresh,
         tree=tree,
         config_path=config_path,

@@ -78,6 +78,7 @@ OPTIONS: dict[str, tuple[str, Callable[[str], Any], bool]] = {
     "--secret": ("secret", str, True),
     "--facts": ("facts", str, False),
     "--template": ("template", str, False),
+    "--image": ("image", str, False),
     "--tree": ("tree", Path, True),
     "--config": ("config_path", Path, False),
 }

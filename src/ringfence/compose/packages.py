@@ -29,6 +29,7 @@ from ringfence.packages.allowlist import AllowedPackage, Allowlist
 from ringfence.packages.cache import AT, FOLDER, PackageCache, Tree
 from ringfence.packages.images.engines import EngineFiles, Engines
 from ringfence.packages.images.fetch import ImageFetcher
+from ringfence.packages.images.library import ImageLibrary
 from ringfence.packages.index import BoxIndex, PackageIndex
 from ringfence.packages.install import BuildFromSource, Installer, InstallRequest
 from ringfence.packages.install_boxes import InstallBoxes
@@ -151,6 +152,7 @@ class PackageService:
         building = BuildFromSource(self._index, ProxyServer().at) if settings.build_packages else None
         self._installer = Installer(kept, boxes, building)
         self._images = ImageFetcher(kept, boxes, _engines)
+        self.images = ImageLibrary(kept, boxes, _engines)
 
     async def fetch(self, wanted: InstallRequest) -> Tree:
         """Raises Unavailable, ValueError."""

@@ -44,6 +44,8 @@ class RunRequest:
     listen: str | Mapping[str, int] | None = None
     """`denied`, `allowed`, or ports by name."""
     template: str | None = None
+    image: str | None = None
+    """An image that is the root of its box: `packages.images.library` says how one is named."""
     layout: Layout | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
 
@@ -72,6 +74,7 @@ class RunRequest:
             "network": self.network if isinstance(self.network, str) else list(self.network),
             "listen": self.listen if self.listen is None or isinstance(self.listen, str) else dict(self.listen),
             "template": self.template,
+            "image": self.image,
             "memory_layout": self.layout,
             "metadata": dict(self.metadata),
         }

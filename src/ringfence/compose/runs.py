@@ -62,6 +62,7 @@ from ringfence.sandbox.tools.toolkit import PROGRAMS, SERVER, definition
 from ringfence.store import Store
 
 if TYPE_CHECKING:
+    from ringfence.compose.packages import PackageService
     from ringfence.governance.broker import VaultBroker
     from ringfence.governance.route import ConfiguredRouter
     from ringfence.sandbox.keeper.client import KeeperClient
@@ -94,13 +95,14 @@ def make_executor(settings: SandboxSettings, state: Path | None = None, *, keep_
         return keeper_of(state, settings)
 
     @cache
-    def installer() -> PackageInstaller:
+    def installer() -> PackageService:
         from ringfence.compose.packages import PackageService  # noqa: PLC0415 - most runs install nothing
 
         return PackageService(state, backend, settings)
 
     executor = Executor(backend, given) if given.lives is None else Executor(backend, given, keeper)
     executor.installer = installer
+    executor.images = lambda: installer().images
     return executor
 
 

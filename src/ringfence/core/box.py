@@ -277,6 +277,21 @@ Serve = Callable[[socket.socket], Awaitable[ServedRoute]]
 
 
 @plain
+class ImageRoot:
+    """An unpacked image that is the root of a box."""
+
+    folder: Path
+    name: str
+    digest: str
+    """Of its every file, folder and link."""
+    python: str = ""
+    """Its interpreter, by its path in it; empty: it has none that programs could run with."""
+    version: tuple[int, int] = (0, 0)
+    env: Mapping[str, str] = field(default_factory=dict)
+    """What it wants its programs to find in their environment."""
+
+
+@plain
 class BoxSpec:
     """One box: its program and everything that it may touch."""
 
@@ -307,6 +322,8 @@ class BoxSpec:
     """Programs in it may install packages by themselves, and Python looks for them where those go."""
     root: Path | None = None
     """A host folder with an unpacked image that is its root, read-only, instead of the host's system; for commands."""
+    image: ImageRoot | None = None
+    """The same with what is known of it: Python programs run with its own interpreter."""
 
 
 @plain

@@ -7,7 +7,18 @@ from dataclasses import field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from ringfence.core.box import BoxReport, BoxSpec, InstallIndex, Installs, Mount, NetworkRule, OnOutput, Serve, Stream
+from ringfence.core.box import (
+    BoxReport,
+    BoxSpec,
+    ImageRoot,
+    InstallIndex,
+    Installs,
+    Mount,
+    NetworkRule,
+    OnOutput,
+    Serve,
+    Stream,
+)
 from ringfence.core.brokering import BrokeredSecret, SubstitutionReply, SubstitutionRequest
 from ringfence.core.model import Definition, Json, Principal, Recheck, ServerSpec, always
 from ringfence.core.record import plain
@@ -262,6 +273,18 @@ class PackageInstaller(Protocol):
 
     def index(self, installs: Installs) -> InstallIndex:
         """An index of these, for programs of one box. Raises Refused."""
+        ...
+
+
+class Images(Protocol):
+    """Finds images by what callers call them."""
+
+    def check(self, name: str) -> None:
+        """Whether there could be such an image, before anything is fetched. Raises Unavailable, with the remedy."""
+        ...
+
+    async def find(self, name: str) -> ImageRoot:
+        """The image, fetched or taken over if it is not here yet. Raises Unavailable: then nothing may run."""
         ...
 
 

@@ -160,6 +160,15 @@ class PackageCache:
             about=manifest.get("about", {}),
         )
 
+    def digest_of(self, folder: Path) -> str | None:
+        """The digest of the tree that a folder is, if it is one of ours."""
+        name = folder.absolute().parent.name
+        try:
+            same = _is_digest(name) and os.path.samefile(folder, self._folder / name / "tree")
+        except OSError:
+            return None
+        return f"sha256:{name}" if same else None
+
     # ── Requests that were fetched before ──
 
     def known(self, wanted: Any) -> Tree | None:
@@ -379,6 +388,11 @@ def _open_up(name: str, at: int) -> None:
         os.chmod(f"/proc/self/fd/{opened}", 0o700)
     finally:
         os.close(opened)
+
+
+def fingerprint(root: Path) -> str:
+    """A digest of all that is in a root file system: every file, folder and link. Raises Unavailable."""
+    return canonical.digest(dict(_files(root, "image")))
 
 
 def folder_of(state: Path, digest: str) -> Path:

@@ -41,6 +41,8 @@ class OnceOptions(TypedDict, total=False):
     """What the code is written in. JavaScript needs Node.js in the box."""
     template: str
     """`python`, `data` (numpy, pandas, matplotlib), or one of the configuration's."""
+    image: str
+    """A container image as its root: of a registry, ./PATH of an OCI layout, archive or folder, or a sha256:…"""
     backend: str
     timeout: float
     """Seconds."""
@@ -115,6 +117,7 @@ def request_of(code: str, options: OnceOptions) -> RunRequest:
         secrets=secrets_of(options),
         output=None if output is None else Path(output).resolve(),
         template=options.get("template"),
+        image=image_of(options),
         layout=options.get("memory_layout"),
         metadata=options.get("metadata") or {},
     )
@@ -154,6 +157,15 @@ def seconds(timeout: float, name: str = "timeout") -> float:
 
 def inputs_of(options: Mapping[str, Any]) -> tuple[Input, ...]:
     return tuple(_input(name, given) for name, given in (options.get("inputs") or {}).items())
+
+
+def image_of(options: Mapping[str, Any]) -> str | None:
+    wanted = options.get("image")
+    if wanted is None:
+        return None
+    if isinstance(wanted, Path) or str(wanted).startswith(("/", "./", "../")):
+        return str(Path(wanted).resolve())
+    return str(wanted)
 
 
 def mounts_of(options: Mapping[str, Any]) -> tuple[Mount, ...]:

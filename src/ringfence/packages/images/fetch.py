@@ -128,25 +128,30 @@ class ImageFetcher:
             if known is not None:  # the tag still means what it meant
                 return known
             config = await fetching.all(manifest)
-            return await self._laid_out(pinned, manifest, config, staging)
+            package = Package(str(pinned), pinned.tag or pinned.digest, pinned.digest)
+            return await lay_out(self._cache, self._boxes, package, manifest, config, staging)
         finally:
             await asyncio.to_thread(shutil.rmtree, staging, True)
 
-    async def _laid_out(self, name: Reference, manifest: Manifest, config: ImageConfig, staging: Path) -> Tree:
-        order = {
-            "layers": [{"file": each.file, "packed": each.packed} for each in manifest.layers],
-            "most_entries": _MOST_ENTRIES,
-        }
-        inputs = tuple(
-            Input(f"files/{each}", staging / each, links=True) for each in {layer.file for layer in manifest.layers}
-        )
-        left = staging / "left"
-        await self._boxes.run(str(name), BoxJob(_LAYERS, "unpack", order, left, inputs=inputs))
-        listing = await asyncio.to_thread(read_json, left / "listing.json", _MOST_LISTING)
-        await asyncio.to_thread(rootfs.laid_out, listing, left / "files", staging / "tree")
-        package = Package(str(name), name.tag or name.digest, name.digest)
-        about = {**config.plain(), "left_out": _left_out(listing)}
-        return await asyncio.to_thread(self._cache.put, "image", staging / "tree", (package,), {}, about)
+
+async def lay_out(
+    cache: PackageCache, boxes: InstallBoxes, package: Package, manifest: Manifest, config: ImageConfig, staging: Path
+) -> Tree:
+    """Put the layers that lie in `staging`, checked, together in a box, and the tree into the cache. Raises
+    Unavailable."""
+    order = {
+        "layers": [{"file": each.file, "packed": each.packed} for each in manifest.layers],
+        "most_entries": _MOST_ENTRIES,
+    }
+    inputs = tuple(
+        Input(f"files/{each}", staging / each, links=True) for each in {layer.file for layer in manifest.layers}
+    )
+    left = staging / "left"
+    await boxes.run(package.name, BoxJob(_LAYERS, "unpack", order, left, inputs=inputs))
+    listing = await asyncio.to_thread(read_json, left / "listing.json", _MOST_LISTING)
+    await asyncio.to_thread(rootfs.laid_out, listing, left / "files", staging / "tree")
+    about = {**config.plain(), "left_out": _left_out(listing)}
+    return await asyncio.to_thread(cache.put, "image", staging / "tree", (package,), {}, about)
 
 
 class _Fetching:

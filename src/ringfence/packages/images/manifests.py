@@ -94,6 +94,10 @@ def is_here(text: str) -> bool:
     return system == "linux" and rest.partition("/")[0] == machine()
 
 
+def is_digest(text: str) -> bool:
+    return _DIGEST.fullmatch(text) is not None
+
+
 def chosen(data: bytes, name: str) -> str | None:
     """The digest of the manifest for this machine in an index; None: it is a manifest itself. Raises Unavailable."""
     document = _read(data, name)

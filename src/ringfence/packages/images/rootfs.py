@@ -115,7 +115,16 @@ def _on(path: str, word: str) -> list[str]:
 
 
 def inside(tree: Path, path: str) -> os.stat_result | None:
-    """Resolve a path, link by link, with the tree as its root: never out of it."""
+    """What a path leads to, with the tree as its root."""
+    found = resolved(tree, path)
+    try:
+        return None if found is None else os.lstat(f"{tree}{found}")
+    except OSError:
+        return None
+
+
+def resolved(tree: Path, path: str) -> str | None:
+    """Resolve a path, link by link, with the tree as its root: never out of it. None where it leads nowhere."""
     found = ""
     links = 0
     rest = list(_parts(path))
@@ -140,10 +149,7 @@ def inside(tree: Path, path: str) -> os.stat_result | None:
             return None
         found = "" if target.startswith("/") else found
         rest += _parts(target)
-    try:
-        return os.lstat(f"{tree}{found}")
-    except OSError:
-        return None
+    return found
 
 
 def _parts(path: str) -> Iterator[str]:

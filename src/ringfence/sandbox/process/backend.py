@@ -475,7 +475,8 @@ class ProcessBackend:
         overshoot = None if self._counts("memory") else overshoot
         listens = spec.listening.allowed
         gives_back = stays and box.group is not None and box.group.gives_back()
-        given = (spec.layout, spec.mounts, spec.root is not None, listens, stays, gives_back)
+        named = None if spec.image is None else (spec.image.name, spec.image.digest)
+        given = (spec.layout, spec.mounts, spec.root is not None, named, listens, stays, gives_back)
         seen = (tuple(box.isolation.items()), tuple(box.host_id_fact.items()), tested.at, given, overshoot)
         if seen not in self._isolations:
             means = self._means()
@@ -489,6 +490,8 @@ class ProcessBackend:
                 fact["listen"] = "allowed"
             if spec.root is not None:
                 fact["root"] = "image"
+            if spec.image is not None:
+                fact["image"] = {"name": spec.image.name, "digest": spec.image.digest}
             if stays:
                 fact["paused_memory"] = "given_back" if gives_back else "resident"
             self._isolations = {seen: fact}

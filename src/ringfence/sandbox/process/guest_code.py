@@ -57,6 +57,13 @@ leave(program.finish())
 """
 
 
+_RUN_SOURCE = (
+    "exec(compile((lambda file: (file.read(), file.close())[0])"
+    f'(__import__("os").fdopen({CODE_FD}, "rb")), "<string>", "exec"))'
+)
+"""Leaves no name behind. A word of the command line could not hold a program of more than 128 KiB."""
+
+
 def of_cells() -> bytes:
     """What `LOAD` reads for an interpreter that serves cells."""
     return _compiled(_OF_CELLS)
@@ -74,6 +81,11 @@ def of_program(program: Program) -> bytes:
 def words(program: Program) -> list[str]:
     """The arguments of a new interpreter that runs a program."""
     return [program.name, *program.argv] if program.name != "-c" else ["-c", _RUN, *program.argv]
+
+
+def plain_words(program: Program) -> list[str]:
+    """The same for an interpreter that is none of ours, and gets the source alone."""
+    return [program.name, *program.argv] if program.name != "-c" else ["-c", _RUN_SOURCE, *program.argv]
 
 
 @cache

@@ -31,11 +31,15 @@ def check(spec: BoxSpec, root: Path) -> None:
         "packages": spec.packages or spec.installs,
         "named programs": spec.programs is not None,
         f"the template {spec.template}": spec.template != "python",
-        "an interpreter of ours": spec.layout == "fresh" or spec.program.kind == "python",
+        "an interpreter of ours": spec.image is None and (spec.layout == "fresh" or spec.program.kind == "python"),
     }
     for what, wanted in asked.items():
         if wanted:
             raise ValueError(f"a box whose root is an image has that and no more: it cannot have {what}")
+    if spec.image is not None and spec.program.kind == "python" and not spec.image.python:
+        raise ValueError(
+            f"the image {spec.image.name} has no Python of 3.8 or later: run a command, or name another image"
+        )
     for mount in spec.mounts:
         _check_way(mount, root)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import field
@@ -93,7 +94,7 @@ class ProgramRun:
             self.output.open_pipes(given)
             order = self._order()
             if order["kind"] == "fresh":
-                given.append(memory_file(guest_code.of_program(program)))
+                given.append(memory_file(self._code()))
             elif program.kind == "python" and len(program.source) > INLINE:
                 given.append(memory_file(program.source))
             elif program.kind == "python":
@@ -107,10 +108,25 @@ class ProgramRun:
             for descriptor in given:
                 os.close(descriptor)
 
+    def _code(self) -> bytes:
+        """What the descriptor of a new interpreter has."""
+        program = self.spec.program
+        return program.source if self._plain else guest_code.of_program(program)
+
+    @property
+    def _plain(self) -> bool:
+        """Whether an interpreter of an image runs the program as it would anywhere, without any code of ours: what
+        ours shows of it, its caller does not want, or the interpreter could not run ours."""
+        image = self.spec.image
+        return image is not None and not (self.spec.program.cell and image.version == sys.version_info[:2])
+
     def _order(self) -> dict[str, Any]:
         program = self.spec.program
         spec = self.spec
-        if program.kind == "python" and spec.layout == "fresh":
+        if program.kind == "python" and spec.image is not None:
+            kind = "fresh"
+            argv = [spec.image.python, *(guest_code.plain_words(program) if self._plain else guest_code.words(program))]
+        elif program.kind == "python" and spec.layout == "fresh":
             argv = [self.interpreter, *guest_code.words(program)]
             kind = "fresh"
         else:

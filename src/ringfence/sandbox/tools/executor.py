@@ -14,7 +14,16 @@ from ringfence.core.box import NO_OUTSIDE, NetworkRule, Outside
 from ringfence.core.brokering import SessionSecrets
 from ringfence.core.errors import Refused, RingfenceError, Unavailable, WorkProgress, beginning, unknown_session
 from ringfence.core.model import Answer, Call, Contract, Grant, Json, Status
-from ringfence.core.ports import Access, Backend, InstalledPackages, PackageInstaller, Route, Router, SecretBroker
+from ringfence.core.ports import (
+    Access,
+    Backend,
+    Images,
+    InstalledPackages,
+    PackageInstaller,
+    Route,
+    Router,
+    SecretBroker,
+)
 from ringfence.core.sessions import Owner, SessionInfo
 from ringfence.sandbox.tools import files, request, resources, session_broker, sessions
 from ringfence.sandbox.tools.definition import Changes
@@ -50,6 +59,8 @@ class Executor:
         """Has the secrets that sessions use; None: there are none."""
         self.installer: Callable[[], PackageInstaller] | None = None
         """Installs packages for boxes, when some are wanted; None: nothing can be installed."""
+        self.images: Callable[[], Images] | None = None
+        """Finds images that are to be roots of boxes; None: there are none."""
         self.networks: Mapping[str, str] | None = None
         """The network that the contract of each capability names now; None: contracts do not change here."""
         self.handed_over: frozenset[str] = frozenset()
@@ -89,6 +100,8 @@ class Executor:
             )
 
     def _check_box(self, call: Call, contract: Contract) -> None:
+        if "image" in call.arguments:
+            self._images().check(call.arguments["image"])
         access = request.access(call, contract, self.provision)
         if access is not None:
             self._router_for(access).check(access)
@@ -132,7 +145,10 @@ class Executor:
     async def _run_in_box(self, grant: Grant, screen: OutputScreen) -> Answer:
         with beginning("the box"):
             installed = await self._installed(grant)
-            wanted = request.spec(grant.call, grant.contract, self.provision.limits, await self._route_of(grant))
+            name = grant.call.arguments.get("image")
+            image = None if name is None else await self._images().find(name)
+            route = await self._route_of(grant)
+            wanted = request.spec(grant.call, grant.contract, self.provision.limits, route, image)
             wanted = wanted if installed is None else replace(wanted, packages=(installed.folder,))
             if grant.contract.commands is not None:
                 wanted = replace(wanted, programs=request.programs(grant))
@@ -150,6 +166,11 @@ class Executor:
         if kept is not None and kept.packages and grant.call.attached is None:
             self._installer().check(kept.packages, self.provision.installable)
         return await self._installer().install(packages) if packages else None
+
+    def _images(self) -> Images:
+        if self.images is None:
+            raise Unavailable("no_image", "boxes have no images here")
+        return self.images()
 
     def _installer(self) -> PackageInstaller:
         if self.installer is None:

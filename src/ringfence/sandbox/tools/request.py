@@ -16,6 +16,7 @@ from ringfence.core.box import (
     MAX_SOURCE_BYTES,
     Attached,
     BoxSpec,
+    ImageRoot,
     Installs,
     Limits,
     Listening,
@@ -47,6 +48,7 @@ _IN_A_SESSION = (
     "network",
     "secrets",
     "template",
+    "image",
     "memory_layout",
     "listen",
     "name",
@@ -177,7 +179,9 @@ def access(call: Call, contract: Contract, given: Provision) -> Access | None:
     )
 
 
-def spec(call: Call, contract: Contract, defaults: Limits, route: Route = _NO_ROUTE) -> BoxSpec:
+def spec(
+    call: Call, contract: Contract, defaults: Limits, route: Route = _NO_ROUTE, image: ImageRoot | None = None
+) -> BoxSpec:
     """The box of a call. The contract and the configuration decide what the arguments leave open. Raises Refused."""
     check(call)
     given = call.arguments
@@ -186,7 +190,7 @@ def spec(call: Call, contract: Contract, defaults: Limits, route: Route = _NO_RO
     return BoxSpec(
         program=_program(call, attached.stdin),
         limits=_limits(call, contract, defaults),
-        env={**route.env, **(given.get("env") or {})},
+        env={**({} if image is None else image.env), **route.env, **(given.get("env") or {})},
         inputs=attached.inputs,
         output=attached.output,
         trees=tuple(map(Path, given.get("trees") or ())),
@@ -197,6 +201,8 @@ def spec(call: Call, contract: Contract, defaults: Limits, route: Route = _NO_RO
         network=route.serve,
         installs=_installs(route),
         listening=_listening(contract, given),
+        root=None if image is None else image.folder,
+        image=image,
     )
 
 

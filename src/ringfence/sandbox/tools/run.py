@@ -73,6 +73,7 @@ _WIDE: Json = {
     "output": TEXT,
     **ACCESS,
     "template": TEXT,
+    "image": TEXT,
     "memory_layout": {"enum": ["shared", "fresh"]},
     "metadata": TEXTS,
     "cwd": TEXT,
