@@ -6,7 +6,9 @@ import pytest
 
 from ringfence.core.model import Json
 from ringfence.store import Conflict, Store
-from ringfence.store.history import FOLDER, WIDTHS, CallSearch, History
+from ringfence.store import history as module
+from ringfence.store.history import FOLDER, WIDTHS, History
+from ringfence.store.searching import CallSearch
 
 PATIENT = 600.0
 
@@ -149,6 +151,7 @@ def test_what_pages_ask_of_the_index_looks_at_few_calls_however_many_there_are(s
             history.find(CallSearch(tenant=tenant, **wanted), 5)  # type: ignore[arg-type]
     with history._open() as connection:
         connection.set_trace_callback(None)
+        asked = [text for text in asked if "sqlite_master" not in text]
         plans = {text: [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {text}")] for text in asked}
     assert len(plans) >= 16
     for text, plan in plans.items():
@@ -157,6 +160,62 @@ def test_what_pages_ask_of_the_index_looks_at_few_calls_however_many_there_are(s
     with history._open() as connection:
         plan = [row[3] for row in connection.execute("EXPLAIN QUERY PLAN SELECT * FROM calls ORDER BY id DESC LIMIT 5")]
     assert plan == ["SCAN calls"]
+
+
+@pytest.mark.parametrize("by_texts", [True, False])
+def test_words_are_found_wherever_they_stand(store: Store, monkeypatch: pytest.MonkeyPatch, by_texts: bool) -> None:
+    if not by_texts:  # as with an SQLite that is too old for it
+        monkeypatch.setattr(module, "can_have_texts", lambda connection: False)
+    history = index(store)
+    put(store, range(20))
+    put(store, range(20, 22), message='It said "no\0where" to GRÜSSE, ja')
+    two = ["call_000021", "call_000020"]
+    for words in ('"no', 'where"', "rüsse", "said ja", "ja", 'aid "', "where grü"):
+        assert names(history, words=words) == two, words
+    for words in ("nowhere", "grüssen", "no\0thing", "* said", "OR", "words:said", "zzz", "call_0000210"):
+        assert names(history, words=words) == [], words
+    assert names(history, words="said", tool="tool_2", agent="agent_0", tenant="acme") == ["call_000020"]
+    assert names(history, words="said", tool="tool_1") == []
+    assert names(history, words="", tool="tool_2", agent="agent_0", tenant="acme") == ["call_000020"]
+    (page,) = (history.find(CallSearch(words="tool"), 5),)
+    older = history.find(CallSearch(words="tool", before=page[-1].id), 5)
+    newer = history.find(CallSearch(words="tool", after=older[0].id), 5)
+    assert [each.id for each in newer] == [each.id for each in page] and older[0].id == page[-1].id - 1
+
+
+def test_a_search_for_words_looks_at_few_calls_however_many_there_are(store: Store) -> None:
+    history = index(store)
+    searches = [
+        {"words": "nowhere"},
+        {"words": "tool"},
+        {"words": "desk call_000007"},
+        {"words": "tool", "tool": "t_9"},
+    ]
+
+    def steps() -> list[int]:
+        """Of SQLite's machine, for each search."""
+        assert history.catch_up(PATIENT)
+        out = []
+        with history._open() as connection:
+            ran = [0]
+
+            def one_more() -> None:
+                ran[0] += 1
+
+            connection.set_progress_handler(one_more, 1)
+        for search in searches:
+            ran[0] = 0
+            history.find(CallSearch(**search), 5)  # type: ignore[arg-type]
+            out.append(ran[0])
+        with history._open() as connection:
+            connection.set_progress_handler(None, 0)
+        return out
+
+    put(store, range(50))
+    few = steps()
+    put(store, range(50, 1500))
+    many = steps()
+    assert max(now - before for now, before in zip(many, few, strict=True)) < 10_000, (few, many)
 
 
 @pytest.mark.parametrize("happened", [True, False])

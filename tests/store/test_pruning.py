@@ -28,7 +28,8 @@ from ringfence.audit.export import verify_export, verify_live, write_export
 from ringfence.audit.keys import Keys, load_or_create
 from ringfence.store import ApprovalQuestion, Conflict, Reader, Store, chainfiles, pruning
 from ringfence.store.clock import DAY
-from ringfence.store.history import FOLDER, CallSearch, History
+from ringfence.store.history import FOLDER, History
+from ringfence.store.searching import CallSearch
 from tests.store.conftest import Drive
 from tests.store.test_recovery import crash
 

@@ -21,8 +21,9 @@ from ringfence.core.model import Json, Person
 from ringfence.governance import question
 from ringfence.governance.approvals import tenant_of
 from ringfence.store import Conflict, Reader, Record
-from ringfence.store.history import CallSearch, effect_of
+from ringfence.store.history import effect_of
 from ringfence.store.rows import SETTLED, Part
+from ringfence.store.searching import CallSearch
 
 if TYPE_CHECKING:
     from ringfence.console.app import Visit

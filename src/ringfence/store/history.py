@@ -23,10 +23,20 @@ from ringfence.core.errors import StoreError
 from ringfence.core.model import Json
 from ringfence.core.record import dataclass
 from ringfence.store.reader import Reader
+from ringfence.store.searching import (
+    TEXTS,
+    CallSearch,
+    can_have_texts,
+    conditions,
+    folded,
+    has_texts,
+    listing,
+    matching,
+)
 
 FOLDER = "history"
 _FILE = "calls.db"
-_VERSION = 3
+_VERSION = 4
 _TOGETHER = 250
 """Records in one transaction: others may look meanwhile."""
 _LONGEST_TEXT = 4000
@@ -82,12 +92,8 @@ CREATE TABLE sums (
     PRIMARY KEY (width, slot, tenant, tool)
 ) WITHOUT ROWID;
 """
-_CALL = (
-    "SELECT id, call_id, at, tenant, agent, person, tool, server, kind, status, reason, wall_ms, cpu_ms, memory,"
-    " effect FROM calls"
-)
 _HOW_MANY = "SELECT count(*) FROM calls"
-_KEEP = "INSERT OR REPLACE INTO calls VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_KEEP = "INSERT OR IGNORE INTO calls VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 WIDTHS = (60, 1800, 7200, 43_200)
 """Seconds of the spans that calls are counted in, so that a chart need not look at every call."""
 _ALL = ""
@@ -126,27 +132,6 @@ class PastCall:
 
 
 @dataclass(frozen=True, slots=True)
-class CallSearch:
-    """Which calls. What is None matches all."""
-
-    tenant: str | None = None
-    tool: str | None = None
-    agent: str | None = None
-    status: str | None = None
-    since: float | None = None
-    until: float | None = None
-    effect: str | None = None
-    words: str = ""
-    """Each must stand somewhere in what was recorded."""
-    system: bool = False
-    """Also what the gateway itself did, such as the start of a server."""
-    before: int | None = None
-    """Older than this one."""
-    after: int | None = None
-    """Newer than this one, the oldest of them."""
-
-
-@dataclass(frozen=True, slots=True)
 class Bucket:
     """Calls of one span of time."""
 
@@ -179,7 +164,6 @@ _COUNTED = (
     " sum(calls), sum(refused), sum(failed), sum(wall_ms) / nullif(sum(timed), 0), max(slowest), sum(cpu_ms),"
     " max(memory) FROM sums"
 )
-_OF_AGENTS = "kind NOT IN ('server', 'listing')"
 _SYSTEM = ("server", "listing")
 _KIND = 8
 _REFUSED = ("denied", "validation_failure")
@@ -239,12 +223,7 @@ class History:
         with self._open() as connection:
             before = search.before
             while len(out) < limit:
-                where, values = _conditions(search)
-                if before is not None and search.after is None:
-                    where.append("id < ?")
-                    values.append(before)
-                order = "ASC" if search.after is not None else "DESC"
-                text = f"{_CALL}{_where(where)} ORDER BY id {order} LIMIT ?"
+                text, values = listing(search, before, has_texts(connection))
                 rows = connection.execute(text, [*values, limit - len(out)]).fetchall()
                 found = [PastCall(*row) for row in rows]
                 there = self._reader().still_there([each.id for each in found])
@@ -270,7 +249,7 @@ class History:
         """What happened in each of `count` spans; `width` is one of WIDTHS, `first` the number of the first span since
         the epoch. Raises StoreError."""
         where, values = _span(tenant, first, width)
-        text = f"SELECT slot,{_COUNTED}{_where([*where, 'tool = ?'])} GROUP BY slot"
+        text = f"SELECT slot,{_COUNTED}{matching([*where, 'tool = ?'])} GROUP BY slot"
         with self._open() as connection:
             found = {row[0]: row[1:] for row in connection.execute(text, [*values, _ALL])}
         empty = (0, 0, 0, None, None, 0.0, 0)
@@ -279,15 +258,15 @@ class History:
     def tools(self, tenant: str | None, first: int, width: int, most: int) -> list[ToolUse]:
         """The tools that were called since then, those first that were called most. Raises StoreError."""
         where, values = _span(tenant, first, width)
-        text = f"SELECT tool,{_COUNTED}{_where([*where, 'tool <> ?'])} GROUP BY tool ORDER BY 2 DESC, 1 LIMIT ?"
+        text = f"SELECT tool,{_COUNTED}{matching([*where, 'tool <> ?'])} GROUP BY tool ORDER BY 2 DESC, 1 LIMIT ?"
         with self._open() as connection:
             return [ToolUse(*row) for row in connection.execute(text, [*values, _ALL, most])]
 
     def unsettled(self, tenant: str | None) -> int:
         """Of how many calls nobody knows whether they changed something. Raises StoreError."""
-        where, values = _conditions(CallSearch(tenant=tenant, effect="unknown", system=True))
+        where, values = conditions(CallSearch(tenant=tenant, effect="unknown", system=True))
         with self._open() as connection:
-            return int(connection.execute(f"{_HOW_MANY}{_where(where)}", values).fetchone()[0])
+            return int(connection.execute(f"{_HOW_MANY}{matching(where)}", values).fetchone()[0])
 
     # ── The file ──
 
@@ -320,6 +299,8 @@ def forget_pruned(folder: Path, log: sqlite3.Connection) -> None:
             gone = [row for row in connection.execute("SELECT id FROM calls") if row[0] not in there]
             connection.execute("BEGIN IMMEDIATE")
             connection.executemany("DELETE FROM calls WHERE id = ?", gone)
+            if gone and has_texts(connection):
+                connection.execute("INSERT INTO texts (texts) VALUES ('optimize')")  # else it keeps what is deleted
             connection.execute("COMMIT")
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     except sqlite3.Error as exc:
@@ -365,33 +346,14 @@ def _connected(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA secure_delete = ON")
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if version == 0:
-            connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;")
+            texts = TEXTS if can_have_texts(connection) else ""
+            connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA}{texts} PRAGMA user_version = {_VERSION}; COMMIT;")
         elif version != _VERSION:
             raise _OtherVersion
     except BaseException:
         connection.close()
         raise
     return connection
-
-
-def _where(conditions: list[str]) -> str:
-    return f" WHERE {' AND '.join(conditions)}" if conditions else ""
-
-
-def _conditions(search: CallSearch) -> tuple[list[str], list[Any]]:
-    exact = {name: getattr(search, name) for name in ("tenant", "tool", "agent", "status", "effect")}
-    where = [f"{name} = ?" for name, value in exact.items() if value is not None]
-    values: list[Any] = [value for value in exact.values() if value is not None]
-    for condition, value in (("at >= ?", search.since), ("at < ?", search.until), ("id > ?", search.after)):
-        if value is not None:
-            where.append(condition)
-            values.append(value)
-    if not search.system:
-        where.append(_OF_AGENTS)
-    for word in search.words.lower().split():
-        where.append("instr(words, ?) > 0")
-        values.append(word)
-    return where, values
 
 
 def _still(oldest: float | None, width: int) -> int:
@@ -459,23 +421,27 @@ def _row(number: int, record: Record) -> tuple[Any, ...] | None:
     facts = object_at(body, "facts")
     usage = object_at(facts, "usage")
     own = body.get("started_seq") is not None
+    tenant, agent = (str(principal.get(name, "")) for name in ("tenant", "agent"))
+    tool, status = str(call.get("tool", "")), str(body.get("status", ""))
+    # First what a search may name besides, so that it is never what is cut off.
+    words = f"{tenant} {agent} {tool} {status} {' '.join(_leaves(body))[:_LONGEST_TEXT]}"
     return (
         number,
         str(record.call_id),
         record.at,
-        str(principal.get("tenant", "")),
-        str(principal.get("agent", "")),
+        tenant,
+        agent,
         _text(principal.get("person")),
-        str(call.get("tool", "")),
+        tool,
         _text(call.get("server")),
         str(call.get("kind", "")),
-        str(body.get("status", "")),
+        status,
         str(body.get("reason_code", "")),
         _number(facts.get("wall_ms")) if own else None,
         _number(usage.get("cpu_ms")),
         _number(usage.get("peak_memory_bytes")),
         effect_of(body),
-        " ".join(_leaves(body))[:_LONGEST_TEXT].lower(),
+        folded(words),
     )
 
 
