@@ -16,6 +16,7 @@ from ringfence.audit.chain import (
     ALWAYS,
     PRUNED_AT,
     PRUNED_BYTES,
+    ChainVerifier,
     Head,
     Pruned,
     Record,
@@ -29,6 +30,7 @@ from ringfence.audit.keys import Keys, load_or_create
 from ringfence.store import ApprovalQuestion, Conflict, Reader, Store, chainfiles, pruning
 from ringfence.store.clock import DAY
 from ringfence.store.history import FOLDER, History
+from ringfence.store.schema import DATABASE
 from ringfence.store.searching import CallSearch
 from tests.store.conftest import Drive
 from tests.store.test_recovery import crash
@@ -356,11 +358,11 @@ def test_a_prune_that_was_stopped_leaves_a_log_that_verifies_and_the_next_finish
         steps = 0
         original = getattr(pruning.Pruning, where)
 
-        def stop(self: Any, *given: Any) -> Any:
+        def stop(self: Any, *given: Any, **more: Any) -> Any:
             nonlocal steps
             steps += 1
             if where == "_finish" and steps == 1:
-                return original(self, *given)
+                return original(self, *given, **more)
             if where == "_remove":
                 name, seq = given
                 store.write_sync(lambda tx: tx.remove_records(name, seq, 3))
@@ -522,3 +524,114 @@ def test_a_row_that_says_of_a_strange_chain_that_it_is_pruned_makes_no_file(
         connection.execute("INSERT INTO prunes VALUES (?, 3)", (name,))
     assert store.prune(moment, "anna").records == 3
     assert [path.name for path in (folder / "checkpoints").iterdir() if "." not in path.name] == [store.chain]
+
+
+class _Counted(sqlite3.Connection):
+    """Counts the steps of SQLite's machine."""
+
+    steps = 0
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self.set_progress_handler(self._one_more, 1)
+
+    def _one_more(self) -> None:
+        _Counted.steps += 1
+
+
+def second_prune(
+    folder: Path, keys: Keys, clock: Clock, monkeypatch: pytest.MonkeyPatch, calls: int
+) -> tuple[int, int]:
+    """How many records a prune reads, and how many steps it takes, that removes ten calls of so many, where an earlier
+    one removed ten."""
+    moments = []
+    with Store.open(folder, keys) as store:
+        for number in range(calls):
+            call(store, f"c{number}")
+            moments.append(clock.now)
+            if number % 20 == 19:  # as a gateway does every hour
+                store.prune(moments[0] - 100, "gateway.retention")
+        assert store.prune(moments[9], "anna").records >= 20
+        with monkeypatch.context() as patched:
+            read: list[str] = []
+            feed = ChainVerifier.feed
+
+            def counted(self: ChainVerifier, text: str, digest: str) -> Any:
+                read.append(text)
+                return feed(self, text, digest)
+
+            patched.setattr(ChainVerifier, "feed", counted)
+            patched.setattr(
+                pruning,
+                "connect",
+                lambda folder: sqlite3.connect(folder / DATABASE, factory=_Counted, isolation_level=None),
+            )
+            patched.setattr(pruning, "recent_times", lambda connection: [clock.now])  # looks at the last thousand
+            _Counted.steps = 0
+            assert store.prune(moments[19], "anna").records == 20
+        found = rest(folder, keys)
+        assert found.ok, str(found)
+        return len(read), _Counted.steps
+
+
+def test_a_later_prune_reads_no_more_of_a_longer_log(
+    tmp_path: Path, keys: Keys, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pruning, "HEADS_APART", 30)
+    (few, quick), (many, slow) = (second_prune(tmp_path / str(n), keys, clock, monkeypatch, n) for n in (60, 400))
+    assert 20 <= few == many <= 20 + 2 * 40, "what goes, and what leads to the next head that was signed for"
+    assert slow - quick < 1000, (quick, slow)
+
+
+@pytest.mark.parametrize("line", [b"", b"no checkpoint", "another chain's"])
+def test_a_head_that_was_not_signed_for_ends_no_reading(
+    folder: Path, keys: Keys, clock: Clock, monkeypatch: pytest.MonkeyPatch, line: bytes | str
+) -> None:
+    monkeypatch.setattr(pruning, "HEADS_APART", 1)
+    with Store.open(folder, keys) as other:
+        other.prune(0.0, "anna")
+        call(other, "other")
+    with Store.open(folder, keys) as store:
+        call(store, "c0")
+        moment = clock.now
+        for number in range(1, 9):
+            call(store, f"c{number}")
+            store.prune(0.0, "anna")
+    with closing(sqlite3.connect(folder / DATABASE, isolation_level=None)) as connection:
+        (kept,) = connection.execute("SELECT count(*) FROM heads WHERE chain = ?", (store.chain,)).fetchone()
+        assert kept >= 8
+        if isinstance(line, str):
+            (line,) = connection.execute("SELECT line FROM heads WHERE chain = ?", (other.chain,)).fetchone()
+        connection.execute("UPDATE heads SET line = ? WHERE chain = ?", (line, store.chain))
+        # The last record that goes, and all after it, chained anew: only what was signed for tells.
+        connection.execute("UPDATE records SET text = replace(text, 'c3', 'c7') WHERE call_id = 'c3'")
+    with Store.open(folder, keys) as third:
+        assert all(name != store.chain for name in _pruned_chains(third, moment))
+
+
+def _pruned_chains(store: Store, moment: float) -> list[str]:
+    store.prune(moment, "anna")
+    return [entry["chain"] for told in store.reader().records(kind="pruned") for entry in told.body["chains"]]
+
+
+def test_so_many_heads_are_kept_and_no_more(
+    store: Store, folder: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pruning, "HEADS_APART", 1)
+    monkeypatch.setattr(pruning, "MOST_HEADS", 8)
+    moments = []
+    for number in range(30):
+        call(store, f"c{number}")
+        moments.append(clock.now)
+        store.prune(0.0, "anna")
+    with closing(sqlite3.connect(folder / DATABASE)) as connection:
+        heads = [
+            row[0] for row in connection.execute("SELECT seq FROM heads WHERE chain = ? ORDER BY seq", (store.chain,))
+        ]
+        assert 4 <= len(heads) <= 8 and heads[0] < 20 and heads[-1] >= 58
+        assert store.prune(moments[20], "anna").records > 40
+        store.prune(0.0, "anna")
+        call(store, "late")
+        store.prune(0.0, "anna")
+        (first,) = connection.execute("SELECT min(seq) FROM heads WHERE chain = ?", (store.chain,)).fetchone()
+        assert first > 40

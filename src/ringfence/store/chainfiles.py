@@ -136,6 +136,11 @@ class CheckpointFile:
         self._next = 0 if found.index < 0 else 1 - found.index
         return found
 
+    def newest_line(self) -> bytes:
+        """The newest checkpoint as it was signed; empty where there is none."""
+        index = read_slots(self._content(), self._chain, self.signer.public).index
+        return b"" if index < 0 else self._content()[index * SLOT_BYTES : (index + 1) * SLOT_BYTES].strip()
+
     def write(self, head: Head, since: Since | None = None, *, synced: bool = False) -> None:
         """Sign `head`, to which the records `since` the last one lead. Raises OSError, StoreError.
 

@@ -288,17 +288,21 @@ class History:
             self._connection = None
 
 
-def forget_pruned(folder: Path, log: sqlite3.Connection) -> None:
-    """What the log of a state folder holds no more stands in its index no more, either. Raises StoreError."""
+def forget_pruned(folder: Path, log: sqlite3.Connection, calls: Sequence[int] | None) -> None:
+    """What the log of a state folder holds no more stands in its index no more, either: these calls, or, where nobody
+    knows which they were, all that the log has not. Raises StoreError."""
     place = folder / FOLDER
     if not (place / _FILE).is_file():
         return
     try:
         with contextlib.closing(_opened(place)) as connection:
-            there = {row[0] for row in log.execute("SELECT id FROM records WHERE kind = 'finished'")}
-            gone = [row for row in connection.execute("SELECT id FROM calls") if row[0] not in there]
+            if calls is None:
+                there = {row[0] for row in log.execute("SELECT id FROM records WHERE kind = 'finished'")}
+                calls = [row[0] for row in connection.execute("SELECT id FROM calls") if row[0] not in there]
             connection.execute("BEGIN IMMEDIATE")
-            connection.executemany("DELETE FROM calls WHERE id = ?", gone)
+            gone = 0
+            for each in calls:
+                gone += connection.execute("DELETE FROM calls WHERE id = ?", (each,)).rowcount
             if gone and has_texts(connection):
                 connection.execute("INSERT INTO texts (texts) VALUES ('optimize')")  # else it keeps what is deleted
             connection.execute("COMMIT")

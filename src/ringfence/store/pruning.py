@@ -12,6 +12,8 @@ Of each chain a beginning goes, and never all of it. It ends before the first re
 - the making and the revocation of a token that has not expired.
 
 What is signed for must have been there: a chain whose beginning does not verify is evidence, and stays as it stands.
+What goes is followed to a head that was signed for, the first behind it: each prune keeps the checkpoint of its time
+for those to come, so that none of them need read the whole log.
 """
 
 from __future__ import annotations
@@ -53,6 +55,10 @@ STEP = 200
 """Records in one commit: a call that ends meanwhile waits for no more."""
 MOST_CHAINS = 10_000
 """In one prune: what it removes has to fit its own record."""
+HEADS_APART = 1000
+"""Records between two checkpoints that are kept for later prunes."""
+MOST_HEADS = 1000
+"""Of one chain that are kept; of more, every second goes."""
 _LOCK = "prune"
 
 Write = Callable[..., Any]
@@ -66,14 +72,16 @@ _NEEDED = """
     UNION SELECT id FROM tokens WHERE expires_at > :now
     UNION SELECT id FROM standing WHERE expires_at > :now
 """
+# CROSS JOIN: in this order, so that no more is looked at than would go.
 _STAYS = "SELECT 1 FROM records AS r LEFT JOIN limits AS l ON l.chain = r.chain WHERE r.seq > ifnull(l.seq, 0)"
 _HELD = f"SELECT chain, min(seq) FROM records WHERE call_id IN ({_NEEDED}) GROUP BY chain"  # noqa: S608
 _TORN = f"""
-    SELECT a.chain, min(a.seq) FROM limits AS m JOIN records AS a ON a.chain = m.chain AND a.seq <= m.seq
+    SELECT a.chain, min(a.seq) FROM limits AS m CROSS JOIN records AS a ON a.chain = m.chain AND a.seq <= m.seq
     WHERE a.call_id IS NOT NULL AND EXISTS ({_STAYS} AND r.call_id = a.call_id) GROUP BY a.chain
 """  # noqa: S608
 _USED = f"""
-    SELECT a.chain, min(a.seq) FROM approvals AS p JOIN records AS a ON a.call_id = p.call_id
+    SELECT a.chain, min(a.seq) FROM limits AS m CROSS JOIN records AS a ON a.chain = m.chain AND a.seq <= m.seq
+    CROSS JOIN approvals AS p ON p.call_id = a.call_id
     WHERE p.consumed_by IS NOT NULL AND EXISTS ({_STAYS} AND r.call_id = p.consumed_by) GROUP BY a.chain
 """  # noqa: S608
 
@@ -104,13 +112,13 @@ class Pruning:
             raise Conflict("another process prunes this log just now")
         try:
             with contextlib.closing(connect(self._folder)) as connection:
-                left = self._finish(connection)
+                left = self._finish(connection, stopped=True)
                 gone: dict[str, int] = {}
                 if ends := self._plan(connection, before):
                     self._put_on_record(ends, before, by)
                     self._sign(ends, before, by)
                     gone = self._finish(connection)
-                forget_pruned(self._folder, connection)
+                self._keep_heads(connection)
             return Prune(len(left | gone), sum(left.values()) + sum(gone.values()))
         except sqlite3.Error as exc:
             raise StoreError(f"the log could not be pruned: {exc}") from exc
@@ -139,14 +147,14 @@ class Pruning:
             pass
         rows = connection.execute(
             "SELECT r.chain, r.seq, r.hash, r.seq - (SELECT min(seq) FROM records AS f WHERE f.chain = r.chain) + 1"
-            " FROM limits AS l JOIN records AS r ON r.chain = l.chain AND r.seq = l.seq ORDER BY r.chain"
+            " FROM limits AS l CROSS JOIN records AS r ON r.chain = l.chain AND r.seq = l.seq ORDER BY r.chain"
         ).fetchall()
         return [(Head(chain, seq, digest), count) for chain, seq, digest, count in rows]
 
     def _old(self, connection: sqlite3.Connection, name: str, settled: bool, before: float) -> int:
         """The last record of a chain that is old, with all before it; 0 where there is none."""
         place = "SELECT {} FROM records WHERE chain = ?"
-        first, last = connection.execute(place.format("min(seq), max(seq)"), (name,)).fetchone()
+        first, last = (connection.execute(place.format(end), (name,)).fetchone()[0] for end in ("min(seq)", "max(seq)"))
         if not isinstance(first, int) or not isinstance(last, int):
             return 0
         last -= 1
@@ -168,10 +176,11 @@ class Pruning:
     def _proven(self, connection: sqlite3.Connection, name: str, end: int, before: float) -> int:
         """Up to where the texts themselves say what the columns do; 0 where they do not lead to what was signed.
 
-        All that stays is followed, too, up to the checkpoint: whoever edits a record chains those after it anew.
+        What stays is followed, too, up to the next head that was signed for: whoever edits a record chains those after
+        it anew.
         """
-        held = self._held(name)
-        if held is None or not self._signer.state.may_have_signed(held.state):
+        held = self._signed_after(connection, name, end)
+        if held is None:
             log.error("chain %s has no checkpoint that verifies, so nothing of it is pruned", name)
             return 0
         found = Findings()
@@ -206,6 +215,36 @@ class Pruning:
             file.close()
         return None if word is None else word.end
 
+    def _signed_after(self, connection: sqlite3.Connection, name: str, end: int) -> Checkpoint | None:
+        """The first checkpoint behind that record, of those that were kept, else the last one."""
+        text = "SELECT line FROM heads WHERE chain = ? AND seq > ? ORDER BY seq LIMIT 1"
+        for (line,) in connection.execute(text, (name, end)):
+            kept = Checkpoint.verify(self._signer.public, line) if isinstance(line, bytes) else None
+            if kept is not None and kept.chain == name and kept.seq > end and self._is_ours(kept):
+                return kept
+        held = self._held(name)
+        return held if held is not None and self._is_ours(held) else None
+
+    def _is_ours(self, checkpoint: Checkpoint) -> bool:
+        return checkpoint.period is None and self._signer.state.may_have_signed(checkpoint.state)
+
+    def _keep_heads(self, connection: sqlite3.Connection) -> None:
+        """What is signed now is where a later prune can stop reading."""
+        for (name,) in connection.execute("SELECT chain FROM chains ORDER BY chain").fetchall():
+            if not is_chain_name(name) or not checkpoint_path(self._folder, name).exists():
+                continue
+            file = CheckpointFile(self._folder, name, self._signer)
+            try:
+                line = file.newest_line()
+            finally:
+                file.close()
+            head = Checkpoint.verify(self._signer.public, line)
+            (last,) = connection.execute("SELECT max(seq) FROM heads WHERE chain = ?", (name,)).fetchone()
+            if head is not None and self._is_ours(head) and (last is None or head.seq >= last + HEADS_APART):
+                # Not by the writer: to remember this is no reason to put a changed clock on record.
+                with contextlib.suppress(sqlite3.OperationalError):  # others write just now: the next prune does it
+                    _keep_head(connection, head, line)
+
     def _held(self, name: str) -> Checkpoint | None:
         if not checkpoint_path(self._folder, name).exists():
             return None
@@ -236,16 +275,20 @@ class Pruning:
             finally:
                 file.close()
 
-    def _finish(self, connection: sqlite3.Connection) -> dict[str, int]:
-        """Remove what is signed for as pruned, by this prune or by one that was stopped: how many, by chain.
+    def _finish(self, connection: sqlite3.Connection, *, stopped: bool = False) -> dict[str, int]:
+        """Remove what is signed for as pruned, by this prune or by one that was stopped: how many, by chain. What of it
+        stood in the index of calls goes there, too; of one that was stopped, nobody knows what that was.
 
         One that was stopped before all of it was signed removes nothing: a call in one chain may need the answers in
         another. The next begins anew.
         """
         gone: dict[str, int] = {}
         due = connection.execute("SELECT chain, seq FROM prunes ORDER BY chain").fetchall()
-        if all(self._is_signed(name, seq) for name, seq in due):
+        if due and all(self._is_signed(name, seq) for name, seq in due):
+            text = "SELECT id FROM records WHERE chain = ? AND seq <= ? AND kind = 'finished'"
+            calls = [row[0] for name, seq in due for row in connection.execute(text, (name, seq))]
             gone = {name: self._remove(name, seq) for name, seq in due}
+            forget_pruned(self._folder, connection, None if stopped else calls)
         if due:
             self._write(lambda tx: tx.end_prunes(), durable=True)
         return gone
@@ -259,6 +302,18 @@ class Pruning:
         while step := self._write(lambda tx: tx.remove_records(name, seq, STEP), durable=False):
             removed += step
         return removed
+
+
+def _keep_head(connection: sqlite3.Connection, head: Checkpoint, line: bytes) -> None:
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")
+        gone = "DELETE FROM heads WHERE chain = ?1 AND seq < (SELECT min(seq) FROM records WHERE chain = ?1)"
+        connection.execute(gone, (head.chain,))
+        kept = connection.execute("SELECT seq FROM heads WHERE chain = ? ORDER BY seq", (head.chain,)).fetchall()
+        if len(kept) >= MOST_HEADS:
+            thinned = [(head.chain, seq) for (seq,) in kept[1::2]]
+            connection.executemany("DELETE FROM heads WHERE chain = ? AND seq = ?", thinned)
+        connection.execute("INSERT OR REPLACE INTO heads VALUES (?, ?, ?)", (head.chain, head.seq, line))
 
 
 def _first(connection: sqlite3.Connection, name: str, last: int) -> Iterator[Record]:
