@@ -134,7 +134,11 @@ def test_an_idle_gateway_is_measured_after_calls(
     for name, little in {"_QUIET_SECONDS": 0.1, "_IDLE_SECONDS": 0.1, "_IDLE": 3}.items():
         monkeypatch.setattr(gateway, name, little)
     *calls, idle = measure.as_json(gateway.run(10, 1, 2))
-    assert [row["name"].split()[0] for row in calls] == ["direct", "read", "write"] * 2
+    kinds = ["direct", "read", "write", "read everything on", "write everything on"]
+    for revision, part in (("2025-11-25", calls[:5]), ("2026-07-28", calls[5:])):
+        assert [row["name"].replace(f" {revision}", "").replace(",", "") for row in part] == kinds
+        assert [row["baseline"] for row in part] == [None] + [f"direct {revision}"] * 4
+        assert ["cpu_ms" in row for row in part] == [False, True, True, True, True]
     assert (idle["name"], idle["n"], idle["baseline"]) == (
         "idle gateway: processor time in a second",
         3,

@@ -47,7 +47,7 @@ def rest(stream: socket.socket) -> bytes:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """For all tests but the one that ends its gateway."""
+    """For all tests but those that end its gateway, or want no other pages there."""
     with people.serve(tmp_path_factory.mktemp("streams")) as served:
         yield served
 
@@ -88,6 +88,22 @@ def test_a_page_too_many_is_told_to_look_now_and_then(served: Served) -> None:
         answer = bob.get("/console/events")
         assert answer.status == 200 and answer.headers["content-type"] == "text/event-stream"
         assert "event: change" in answer.text and "retry: 10000" in answer.text
+
+
+def test_a_person_with_many_pages_leaves_others_theirs(tmp_path: Path) -> None:
+    with people.serve(tmp_path) as served, ExitStack() as open_pages:
+        bob, carl = (visitor(served, token(served, "person", name)["token"]) for name in ("bob", "carl"))
+        oldest = open_pages.enter_context(page_open(bob))
+        for _ in range(MOST_STREAMS - 1):
+            open_pages.enter_context(page_open(bob))
+        his = open_pages.enter_context(page_open(carl))
+        assert rest(oldest).endswith(b"0\r\n\r\n"), "it ends, and its page has another"
+        assert "retry: 10000" in bob.get("/console/events").text
+        visitor(served, token(served, "person", "dora")["token"])  # whose login is on record, so pages are told
+        told = b""
+        while b"event: change" not in told:
+            told += (piece := his.recv(4096))
+            assert piece, "his stays"
 
 
 def test_too_many_fields_are_refused_and_counted(served: Served) -> None:

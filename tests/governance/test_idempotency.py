@@ -11,6 +11,7 @@ import pytest
 
 from ringfence.core.errors import OutcomeUnknown, Refused, Unavailable, UpstreamFailed
 from ringfence.core.model import GuardedText, Json, Outcome, Principal, Status
+from ringfence.core.shares import level
 from ringfence.governance import idempotency
 from ringfence.governance.idempotency import IdempotencyKey
 from ringfence.store import KeyRow, sqlite
@@ -273,3 +274,45 @@ async def test_the_oldest_kept_results_of_a_caller_give_way(tmp_path: Path, monk
         assert len(kept(way)) <= 9, "and so do those of all callers together"
         assert (await way.call("echo", {"n": 11}, idempotency_key="11", principal=Principal("other2"))).ok
         assert len(way.servers.requests) == made + 12
+
+
+async def test_one_agent_or_tenant_cannot_take_the_room_for_results_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = {"content": [{"type": "text", "text": "x" * 50_000}]}
+    for name, most in (("MOST_OF_ONE", 10**9), ("MOST_OF_ALL", 500_000), ("_LOOK_BYTES", 1)):
+        monkeypatch.setattr(idempotency, name, most)
+    quiet, neighbour = Principal("quiet"), Principal("neighbour", tenant="acme")
+    greedy = [Principal(f"greedy{n}", tenant="acme") for n in range(2)]
+    async with governed(tmp_path, WRITE, [long]) as way:
+        for who in (quiet, neighbour):
+            assert (await way.call("echo", {"n": 0}, idempotency_key="first", principal=who)).ok
+        for n in range(15):
+            for who in greedy:
+                assert (await way.call("echo", {"n": n}, idempotency_key=f"{n}", principal=who)).ok
+        made = len(way.servers.requests)
+        for who in (quiet, neighbour):
+            assert (await way.call("echo", {"n": 0}, idempotency_key="first", principal=who)).ok, (
+                "kept, though the oldest"
+            )
+        for who in greedy:
+            assert (
+                await way.call("echo", {"n": 0}, idempotency_key="0", principal=who)
+            ).reason_code == "result_not_kept"
+        assert len(way.servers.requests) == made
+        assert sum(way.store.write_sync(lambda tx: tx.kept_bytes()).values()) <= 500_000 + 60_000
+
+
+@pytest.mark.parametrize(
+    ("held", "most", "each"),
+    [
+        ({}, 9, 0),
+        ({"a": 5}, 9, 5),
+        ({"a": 5, "b": 1}, 4, 3),
+        ({"a": 9, "b": 9, "c": 1}, 11, 5),
+        ({"a": 9, "b": 9}, 0, 0),
+    ],
+)
+def test_a_share_is_as_much_as_each_can_keep(held: dict[str, int], most: int, each: int) -> None:
+    assert level(held, most) == each
+    assert sum(min(size, each) for size in held.values()) <= max(most, 0)

@@ -59,3 +59,28 @@ def test_nobody_fills_the_memory_with_labels(made: Any, monkeypatch: pytest.Monk
         family.add(f"n{number}") if made is Counter else family.observe(1.0, f"n{number}")
     names = {dict(labels)["name"] for _, labels in parsed(family)}
     assert names == {"n0", "n1", "n2", "other"}
+
+
+def test_one_owner_leaves_others_their_share_and_loses_no_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "MOST_SERIES", 8)
+    calls = Counter("calls", "Calls.", "tool", "agent", "reason", whose="agent")
+    for number in range(20):
+        calls.add(f"t{number}", "greedy", "ok", by=2.0)
+    for number in range(3):
+        calls.add(f"t{number}", "late", "ok")
+        calls.add(f"t{number}", "last", "ok")
+    calls.add("t0", "late", "ok")
+
+    def of(agent: str) -> dict[str, float]:
+        return {
+            dict(labels)["tool"]: value
+            for (_, labels), value in parsed(calls).items()
+            if dict(labels)["agent"] == agent
+        }
+
+    greedy, late, last = of("greedy"), of("late"), of("last")
+    assert sum(greedy.values()) == 40.0 and greedy["other"] > 20.0, "what gave way is counted all the same"
+    assert late.items() >= {"t0": 2.0, "t1": 1.0}.items() and last.items() >= {"t0": 1.0, "t1": 1.0}.items()
+    assert len(greedy) + len(late) + len(last) <= 8 + 3
+    calls.add("t99", "greedy", "ok")
+    assert of("greedy") == {**greedy, "other": greedy["other"] + 1.0}

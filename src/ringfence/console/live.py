@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Callable
 
 from starlette.types import Receive, Send
@@ -13,11 +14,13 @@ from starlette.types import Receive, Send
 from ringfence.console.page import HEADERS
 from ringfence.core.errors import StoreError
 from ringfence.core.model import Person
+from ringfence.core.shares import over_their_share
 from ringfence.store import Reader
 
 LOOK_SECONDS = 0.25
 _PING_SECONDS = 15.0
 MOST_STREAMS = 100
+"""Of all people. If there are more, those give way who have more than an even share."""
 _AGAIN_MS = 2_000
 """When a page whose stream ended has another."""
 _NOW_AND_THEN_MS = 10_000
@@ -30,8 +33,8 @@ class Live:
 
     def __init__(self, reader: Callable[[], Reader]) -> None:
         self._reader = reader
-        self._open: set[asyncio.Future[None]] = set()
-        """For each stream, what ends it."""
+        self._open: dict[asyncio.Future[None], str] = {}
+        """For each stream, what ends it, and whose it is; the oldest first."""
 
     def close(self) -> None:
         """End all of them, before the store is closed. Pages have another once a gateway is there again."""
@@ -45,9 +48,12 @@ class Live:
         many questions wait for them."""
         fields = {**HEADERS, "content-type": "text/event-stream", "x-accel-buffering": "no"}
         head = [(name.encode(), value.encode()) for name, value in fields.items()]
-        once = len(self._open) >= MOST_STREAMS
+        person = still()
+        whose = "" if person is None else person.name
+        once = len(self._open) >= MOST_STREAMS and not self._one_gave_way(whose)
         left = asyncio.ensure_future(_left(receive))
-        self._open.add(left)
+        if not once:
+            self._open[left] = whose
         last = b""
         try:
             await send({"type": "http.response.start", "status": 200, "headers": head})
@@ -57,9 +63,21 @@ class Live:
             # The page asks for its stream again, and shows the same error if it lasts.
             pass
         finally:
-            self._open.discard(left)
+            self._open.pop(left, None)
             left.cancel()
         await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    def _one_gave_way(self, whose: str) -> bool:
+        """End the oldest stream of whoever has the most, if that is more than their share and this person has less."""
+        held = Counter(self._open.values())
+        over = over_their_share(whose, held)
+        if not over:
+            return False
+        most = max(over, key=lambda each: held[each])
+        oldest = next(left for left, each in self._open.items() if each == most)
+        del self._open[oldest]
+        oldest.cancel()
+        return True
 
     async def _tell(
         self,

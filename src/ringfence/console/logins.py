@@ -6,6 +6,7 @@ import hashlib
 import os
 import secrets
 import time
+from collections import Counter
 from contextlib import suppress
 
 from ringfence.console.gateway import ConsoleGateway
@@ -140,7 +141,9 @@ class Logins:
         now = time.monotonic()
         lasting = {key: each for key, each in self._visitors.items() if now - each.began <= LASTS_SECONDS}
         while len(lasting) >= _MOST:
-            del lasting[next(iter(lasting))]
+            # Of the person who has the most, the oldest: nobody logs another out by logging in again and again.
+            (most, _), *_others = Counter(each.name for each in lasting.values()).most_common(1)
+            del lasting[next(key for key, each in lasting.items() if each.name == most)]
         self._visitors = lasting
 
 

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequenc
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import field
 from datetime import UTC, datetime
+from functools import lru_cache
 from types import TracebackType
 from typing import Generic, TypeVar
 
@@ -43,9 +44,13 @@ def agent_scope(call: Call) -> str:
 
 def window(budget: CostBudget, now: float) -> tuple[str, str]:
     """The window that a budget is spent from now, by a name that sorts by time; and when the next one begins."""
-    begins = now // budget.seconds * budget.seconds
-    start, end = (datetime.fromtimestamp(at, UTC) for at in (begins, begins + budget.seconds))
-    return f"{start:%Y-%m-%dT%H:%M:%S}/{budget.seconds:g}", f"{end:%Y-%m-%d %H:%M:%S} UTC"
+    return _window(budget.seconds, now // budget.seconds * budget.seconds)
+
+
+@lru_cache(maxsize=256)  # every call of its time asks for the same
+def _window(seconds: float, begins: float) -> tuple[str, str]:
+    start, end = (datetime.fromtimestamp(at, UTC) for at in (begins, begins + seconds))
+    return f"{start:%Y-%m-%dT%H:%M:%S}/{seconds:g}", f"{end:%Y-%m-%d %H:%M:%S} UTC"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from ringfence.core import canonical
@@ -12,6 +12,7 @@ from ringfence.core.errors import Refused
 from ringfence.core.expression import Expression, ExpressionError
 from ringfence.core.model import Call, Contract, GuardedText, Json, Outcome, Status
 from ringfence.core.record import dataclass
+from ringfence.core.shares import level
 from ringfence.governance.approvals import client_of
 from ringfence.store import KeyRow, Store, Transaction
 
@@ -22,8 +23,9 @@ MOST_RESULTS = 2000
 """Results that are kept for one principal. If there are more, that of a call that changed nothing is not kept."""
 MOST_OF_ONE = 64 * 2**20
 MOST_OF_ALL = 512 * 2**20
-"""Bytes of outcomes that are kept for one principal, and for all, about. If there are more, the oldest go: their calls
-are not made again, but what they answered cannot be repeated."""
+"""Bytes of outcomes that are kept for one principal, and for all, about. If there are more, the oldest go, and of all
+those of the tenants, and of the agents in them, that have more than the others: their calls are not made again, but
+what they answered cannot be repeated."""
 _LOOK_BYTES = 2**20
 """So many more of a principal are kept before they are added up again."""
 _GRACE_SECONDS = 5.0
@@ -141,13 +143,33 @@ class IdempotencyKeys:
         """
         self._fresh[principal] = self._fresh.get(principal, _LOOK_BYTES) + kept
         if self._fresh[principal] >= _LOOK_BYTES:
-            tx.drop_outcomes(MOST_OF_ONE, principal)
-            tx.drop_outcomes(MOST_OF_ALL)
+            if (held := tx.kept_bytes(principal).get(principal, 0)) > MOST_OF_ONE:
+                tx.drop_outcomes(principal, held - _with_room(MOST_OF_ONE))
+            if sum((every := tx.kept_bytes()).values()) > MOST_OF_ALL:
+                for whose, excess in _beyond_their_share(every, _with_room(MOST_OF_ALL)):
+                    tx.drop_outcomes(whose, excess)
             self._fresh[principal] = 0
 
     def ended(self) -> None:
         """A call of this process that had a key has ended."""
         self._store.ends.wake()
+
+
+def _with_room(most: int) -> int:
+    """So much is left, that the next result has room."""
+    return most - most // 8
+
+
+def _beyond_their_share(held: Mapping[str, int], most: int) -> Iterator[tuple[str, int]]:
+    """How much each principal gives up, so that no tenant, and in it no agent, keeps more than the others at the cost
+    of one that has less."""
+    tenants: dict[str, dict[str, int]] = {}
+    for principal, size in held.items():
+        tenants.setdefault(principal.partition("/")[0], {})[principal] = size
+    share = level({tenant: sum(agents.values()) for tenant, agents in tenants.items()}, most)
+    for agents in tenants.values():
+        each = level(agents, share)
+        yield from ((principal, size - each) for principal, size in agents.items() if size > each)
 
 
 def judge(row: KeyRow, key: IdempotencyKey) -> tuple[str, Json]:

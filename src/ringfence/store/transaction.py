@@ -637,20 +637,25 @@ class Transaction:
             raise RowNotFound(f"idempotency key {key!r} was not taken")
         return size
 
-    def drop_outcomes(self, most: int, principal: str | None = None) -> None:
-        """Where more bytes of outcomes are kept than this, for one principal's keys or for all, the oldest go, until an
-        eighth is free. The keys stay taken."""
+    def kept_bytes(self, principal: str | None = None) -> dict[str, int]:
+        """How many bytes of outcomes are kept, by principal; of one alone, where that is given."""
         begin, end = ("", "\U0010ffff") if principal is None else (f"{principal}/", f"{principal}0")  # 0 comes after /
-        ours = "FROM keys WHERE bytes > 0 AND scope >= ? AND scope < ?"
-        total = self._connection.execute(f"SELECT coalesce(sum(bytes), 0) {ours}", (begin, end)).fetchone()[0]
-        excess = total - (most - most // 8) if total > most else 0
+        text = "SELECT scope, sum(bytes) FROM keys WHERE bytes > 0 AND scope >= ? AND scope < ? GROUP BY scope"
+        held: dict[str, int] = {}
+        for scope, size in self._connection.execute(text, (begin, end)):
+            whose = "/".join(scope.split("/")[:2])
+            held[whose] = held.get(whose, 0) + size
+        return held
+
+    def drop_outcomes(self, principal: str, excess: int) -> None:
+        """So many bytes of a principal's outcomes go, at least, and the oldest of them. The keys stay taken."""
         gone: list[tuple[str, str]] = []
-        oldest_first = self._connection.execute(f"SELECT scope, key, bytes {ours} ORDER BY at", (begin, end))
-        for scope, key, size in oldest_first if excess > 0 else ():
-            gone.append((scope, key))
-            excess -= size
+        oldest_first = "SELECT scope, key, bytes FROM keys WHERE bytes > 0 AND scope >= ? AND scope < ? ORDER BY at"
+        for scope, key, size in self._connection.execute(oldest_first, (f"{principal}/", f"{principal}0")):
             if excess <= 0:
                 break
+            gone.append((scope, key))
+            excess -= size
         self._connection.executemany("UPDATE keys SET outcome = NULL, bytes = 0 WHERE scope = ? AND key = ?", gone)
 
     def has_kept(self, principal: str, most: int) -> bool:
@@ -877,19 +882,19 @@ class Transaction:
         What was spent on the last days on record stays, whatever day it is by the clock: one that was ahead for a while
         must not give back what today has spent.
         """
+        if limit < amount:
+            return False
+        # Nearly every call: the first of a day alone makes its row, and lets old ones go.
+        more = "UPDATE quotas SET used = used + ?4 WHERE scope = ?1 AND day = ?2 AND used + ?4 <= ?3"
+        if self._connection.execute(more, (scope, day, limit, amount)).rowcount == 1:
+            return True
         self._connection.execute(
             "DELETE FROM quotas WHERE scope = ?1 AND day < ?2 AND day NOT IN"
             " (SELECT day FROM quotas WHERE scope = ?1 ORDER BY day DESC LIMIT ?3)",
             (scope, day, KEPT_DAYS),
         )
-        if limit < amount:
-            return False
-        spent = self._connection.execute(
-            "INSERT INTO quotas (scope, day, used) VALUES (?1, ?2, ?4)"
-            " ON CONFLICT (scope, day) DO UPDATE SET used = used + ?4 WHERE used + ?4 <= ?3",
-            (scope, day, limit, amount),
-        )
-        return spent.rowcount == 1
+        first = "INSERT OR IGNORE INTO quotas (scope, day, used) VALUES (?, ?, ?)"
+        return self._connection.execute(first, (scope, day, amount)).rowcount == 1
 
 
 def is_known(said: Mapping[str, float], digest: str, now: float) -> bool:

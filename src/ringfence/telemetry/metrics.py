@@ -51,7 +51,10 @@ class GatewayMetrics:
         self._families: list[Family] = []
         self._read("gauge", "build_info", "The version that runs.", "version", "python", read=lambda: about)
         self.calls = self._counter(
-            "calls_total", "Calls that ended, refused ones included.", "kind", "tool", "agent", "status", "reason"
+            "calls_total",
+            "Calls that ended, refused ones included.",
+            *("kind", "tool", "agent", "status", "reason"),
+            whose="agent",
         )
         self.call_seconds = self._histogram("call_seconds", "How long calls took, from end to end.", "kind", "tool")
         self.own_seconds = self._histogram(
@@ -133,8 +136,8 @@ class GatewayMetrics:
 
     # ── how they are made ──
 
-    def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
-        made = Counter(f"ringfence_{name}", meaning, *labels)
+    def _counter(self, name: str, meaning: str, *labels: str, whose: str | None = None) -> Counter:
+        made = Counter(f"ringfence_{name}", meaning, *labels, whose=whose)
         self._families.append(made)
         return made
 

@@ -1,17 +1,21 @@
 """Counters, gauges and histograms, and the text in which Prometheus reads them.
 
 For one event loop. A family has at most so many series: labels come from configurations, and what does not fit any
-more is counted together as `other`, so that nobody can fill the memory by calling names.
+more is counted together as `other`, so that nobody can fill the memory by calling names. Where one of its labels says
+whose a series is, nobody can fill it for others either: whoever has more than an even share gives way, by a series
+that is counted in their `other` from then on.
 """
 
 from __future__ import annotations
 
 import logging
 from bisect import bisect_left
+from collections import Counter as Count
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from ringfence.core.errors import RingfenceError
+from ringfence.core.shares import over_their_share
 
 log = logging.getLogger("ringfence.telemetry")
 
@@ -50,13 +54,42 @@ class Family:
 class Counter(Family):
     """What only grows. One without labels is there from the beginning."""
 
-    def __init__(self, name: str, meaning: str, *labels: str) -> None:
+    def __init__(self, name: str, meaning: str, *labels: str, whose: str | None = None) -> None:
+        """`whose`: the label that says it."""
         super().__init__("counter", name, meaning, labels)
         self._values: dict[tuple[str, ...], float] = {} if labels else {(): 0.0}
+        self._whose = None if whose is None else labels.index(whose)
+        self._held: Count[str] = Count()
+        """How many series each has; the one of what is `other` is not counted."""
 
     def add(self, *values: str, by: float = 1.0) -> None:
-        values = _known(self._values, values)
+        if values not in self._values:
+            values = self._place(values)
         self._values[values] = self._values.get(values, 0.0) + by
+
+    def _place(self, values: tuple[str, ...]) -> tuple[str, ...]:
+        """The series in which these labels are counted, which are new."""
+        if self._whose is None:
+            return _known(self._values, values)
+        whose = values[self._whose]
+        if self._held.total() >= MOST_SERIES:
+            over = over_their_share(whose, self._held)
+            if not over:
+                return self._other(whose)
+            self._fold(max(over, key=lambda each: self._held[each]))
+        self._held[whose] += 1
+        return values
+
+    def _other(self, whose: str) -> tuple[str, ...]:
+        return tuple(whose if place == self._whose else OTHER for place in range(len(self.labels)))
+
+    def _fold(self, whose: str) -> None:
+        """The newest series of theirs is one of `other` from now on."""
+        other = self._other(whose)
+        assert self._whose is not None
+        newest = next(each for each in reversed(self._values) if each[self._whose] == whose and each != other)
+        self._values[other] = self._values.get(other, 0.0) + self._values.pop(newest)
+        self._held[whose] -= 1
 
     def samples(self) -> Iterator[str]:
         for values, value in self._values.items():

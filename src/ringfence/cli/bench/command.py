@@ -42,7 +42,8 @@ def bench(
 
     \b
     policy   one decision over 100 rules
-    gateway  a governed call against the same call made directly; and an idle gateway's share of a core
+    gateway  a governed call against the same call made directly, also with everything on: tokens, rates, budgets,
+             labels, traces and a log of calls; and an idle gateway's share of a core
     box      a program in a fresh box against the same program started bare: kept ready and not, by exec, with packages
              loaded, over MCP, 1, 2 and 8 at once, a burst of 100, and the memory of live boxes; and a batch of 1000
              programs by map_code with 2 and with 8 workers
