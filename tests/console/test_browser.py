@@ -111,6 +111,14 @@ def test_what_is_being_typed_stays_while_the_page_changes(served: Served, screen
                 assert page.locator("article[data-item]").count() == left
 
 
+def test_history_shows_by_itself_a_call_that_ends(served: Served, screen: Screen) -> None:
+    call(served, "search_docs", {"query": "before"})
+    screen.open("history")
+    there = screen.page.locator("#calls > [data-key]").count()
+    call(served, "search_docs", {"query": "after"})
+    screen.page.locator("#calls > [data-key]").nth(there).wait_for()
+
+
 @pytest.fixture(scope="module")
 def some_call(served: Served) -> str:
     """A call with much to tell, none of which may make a page wider."""
