@@ -244,6 +244,14 @@ def test_a_person_approves_exactly_what_they_have_seen(served: Served, bob: Brow
     assert 'class="answer"' not in page and "looks &lt;i&gt;right" in page
 
 
+def test_an_open_page_that_refreshes_takes_no_notice_from_the_next_one(served: Served, bob: Browser) -> None:
+    with waiting(served, {"title": "noticed"}):
+        which = the_question(bob)
+        assert bob.answer(which, "deny").status == 303
+    assert f"({which})" not in bob.ask("GET", "/console/approvals", ringfence_refresh="1").text
+    assert f"({which})" in bob.get("/console/approvals").text
+
+
 def test_an_agent_is_told_why_it_was_denied(served: Served, bob: Browser) -> None:
     with waiting(served, {"title": "later"}) as said:
         assert bob.answer(the_question(bob), "deny", "not before the release").status == 303

@@ -43,6 +43,8 @@ _NAV = (
     ("isolation", "Isolation"),
 )
 
+_REFRESH = "ringfence-refresh"
+"""The header of a request by which an open page brings itself up to date."""
 _OF_THE_GATEWAY = ("servers", "isolation")
 """Not of one tenant of several."""
 
@@ -61,7 +63,9 @@ class Visit:
     """What of the path names one thing."""
 
     def page(self, template: str, values: Mapping[str, Any], status: int = 200) -> Response:
-        notice, self.visitor.notice = self.visitor.notice, ""
+        notice = ""
+        if _REFRESH not in self.request.headers:  # a page that is about to be left must not take it from the next one
+            notice, self.visitor.notice = self.visitor.notice, ""
         about = {
             "nav": [each for each in _NAV if each[0] not in _OF_THE_GATEWAY or self.person.is_of_all],
             "person": self.person,

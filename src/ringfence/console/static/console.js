@@ -40,7 +40,7 @@ async function refresh() {
   if (coming) { again = true; return; }
   coming = true;
   try {
-    const answer = await fetch(location.href, { headers: { accept: "text/html" }, redirect: "manual" });
+    const answer = await fetch(location.href, { headers: { accept: "text/html", "ringfence-refresh": "1" }, redirect: "manual" });
     if (answer.type === "opaqueredirect") location.assign("/console/login");
     if (!answer.ok) return;
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
