@@ -71,6 +71,16 @@ def test_a_listing_loads_no_gateway() -> None:
     assert shown.stdout.strip() == "[]"
 
 
+def test_a_gateway_on_the_pipe_of_its_client_loads_nothing_of_http_before_it_answers() -> None:
+    others = ("aiohttp", "jinja2", "mcp.client.client", "mcp.server.mcpserver", "ringfence.front.http")
+    code = (
+        "import sys; from ringfence.cli import main; main._gateway(['serve', '--stdio']);"
+        f"print([name for name in {others} if name in sys.modules], 'ringfence.front.stdio' in sys.modules)"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[] True"
+
+
 @pytest.mark.parametrize("words", [("chek",), ("audit", "lst"), ("call",), ("audit", "list", "--limt", "3")])
 def test_wrong_usage_exits_2(words: tuple[str, ...]) -> None:
     shown = run(*words)

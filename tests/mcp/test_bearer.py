@@ -18,7 +18,7 @@ import httpx2
 import pytest
 
 from ringfence import config, identity
-from ringfence.cli.serve import _identify
+from ringfence.cli.serve_http import identify
 from ringfence.compose.gateway import App
 from ringfence.core.model import IssuedToken
 from ringfence.front.http import HttpFront
@@ -78,7 +78,7 @@ async def served(folder: Path, command: list[str], **more: Any) -> AsyncIterator
     async with App.open(config.load(files.config)) as app, anyio.create_task_group() as group:
         socket = open_socket("127.0.0.1", 0)
         port = socket.getsockname()[1]
-        app.http = HttpFront(app.front, _identify(app), LOOPBACK, port)
+        app.http = HttpFront(app.front, identify(app), LOOPBACK, port)
         listener = Listener(GatewayApp(app.http, lambda: {}), tokens=True)
         group.start_soon(listener.run_on, [socket])
         group.start_soon(app.http.shut_out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -170,3 +171,12 @@ def own_command() -> list[str]:
         return [str(beside)]
     found = shutil.which("ringfence")
     return [found] if found else [sys.executable, "-m", "ringfence.cli.main"]
+
+
+def typed_command() -> str:
+    """What to type for `ringfence`: after `make run` it is in a virtual environment that is not on the PATH."""
+    if shutil.which("ringfence"):
+        return "ringfence"
+    if sys.argv[0].endswith(".py"):
+        return f"{shlex.quote(sys.executable)} -m ringfence.cli.main"
+    return shlex.quote(sys.argv[0])

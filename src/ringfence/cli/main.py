@@ -34,7 +34,7 @@ def main() -> None:
         if words == ["--version"]:
             print(f"ringfence {__version__}")
         elif words[:1] != ["run"] or not _ran(words[1:]):
-            command = command_line(words)
+            command = _gateway(words) if words[:1] == ["serve"] else command_line(words)
             gc.freeze()
             gc.enable()
             command(prog_name="ringfence")
@@ -51,10 +51,19 @@ def command_line(words: list[str]) -> typer.Typer:
     return commands.command_line(words)
 
 
+def _gateway(words: list[str]) -> typer.Typer:
+    """The command `serve`: a client that started it on its own pipe waits until it is loaded."""
+    # ruff: noqa: PLC0415
+    from ringfence.core import deferred
+
+    deferred.enable()
+    with deferred.loading():
+        return command_line(words)
+
+
 def _ran(words: list[str]) -> bool:
     """Run a program as these words say, and enable the collector when all is loaded. It does not return, unless they
     are for Typer."""
-    # ruff: noqa: PLC0415
     from ringfence.core import deferred, system
 
     if system.no_boxes() is not None:

@@ -46,7 +46,6 @@ from ringfence.core.errors import ConfigError, Refused, RingfenceError, StoreErr
 from ringfence.core.model import Call, Contract, Definition, GuardedText, Issuer, Json, Outcome, Principal, ServerSpec
 from ringfence.core.ports import Channel, UpstreamRequest, WarmableBackend
 from ringfence.front import entries
-from ringfence.front.http import HttpFront
 from ringfence.front.mcp import McpFront
 from ringfence.front.refusals import Refusals
 from ringfence.front.request_state import RequestStates
@@ -72,6 +71,7 @@ from ringfence.telemetry.watch import CallWatcher
 from ringfence.upstream.pool import ConnectionPool, ServerAccess
 
 if TYPE_CHECKING:
+    from ringfence.front.http import HttpFront
     from ringfence.identity.oidc import TokenReader
     from ringfence.telemetry.traces import Tracing
 

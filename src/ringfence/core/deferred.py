@@ -1,10 +1,11 @@
 """Modules, of the standard library and our own, that are imported with others and that a short run never uses.
 
 `asyncio` imports `ssl` for connections that a run of one program does not make, and `inspect`, with a parser of Python,
-for errors. Together they take as long as starting an interpreter. While `loading` is open, such a module is imported
-without being executed; that happens when a name is first looked up in it. `importlib.util.LazyLoader` does not help:
-it executes a module as soon as a second one imports it. Modules are deferred only in the process of our own command: a
-program that uses the SDK finds its modules as it knows them.
+for errors. Together they take as long as starting an interpreter. The package of the MCP SDK imports twice of what a
+gateway uses. While `loading` is open, such a module is imported without being executed; that happens when a name is
+first looked up in it. `importlib.util.LazyLoader` does not help: it executes a module as soon as a second one imports
+it. Modules are deferred only in the process of our own command: a program that uses the SDK finds its modules as it
+knows them.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ _OTHERS = (
     "tempfile",
     "textwrap",
 )
+_AGGREGATES = ("mcp", "mcp.client", "mcp.server")
+"""Packages that import whatever programs may want of them: for a gateway on a pipe, a client, a second kind of server
+and what serves HTTP. Their modules are imported one by one."""
 _OURS = (
     "audit.approvals",
     "audit.standing",
@@ -61,8 +65,9 @@ _OURS = (
     "sandbox.tools.session_broker",
     "sandbox.tools.sessions",
 )
-DEFERRED = frozenset((*_OTHERS, *(f"ringfence.{name}" for name in _OURS)))
-"""None of them is imported by a module that it imports itself, so that two threads cannot wait for each other."""
+DEFERRED = frozenset((*_OTHERS, *_AGGREGATES, *(f"ringfence.{name}" for name in _OURS)))
+"""None of them, except the aggregates, in which a gateway looks up no name, is imported by a module that it imports
+itself: so two threads cannot wait for each other."""
 
 _OF_IMPORTS = frozenset(
     ("__class__", "__dict__", "__file__", "__loader__", "__name__", "__package__", "__path__", "__spec__")

@@ -23,13 +23,14 @@ from aiohttp.client_proto import ResponseHandler
 
 from ringfence.core import canonical
 from ringfence.core.errors import OutcomeUnknown, Refused, RingfenceError, Unavailable
-from ringfence.core.model import Json, Principal, ServerSpec
+from ringfence.core.model import Json
 from ringfence.core.quoting import quoted
 from ringfence.core.record import dataclass
 from ringfence.egress.resolver import Check, CheckedResolver
 from ringfence.upstream.link import (
     MAX_MESSAGE_BYTES,
     MODERN,
+    REMOTE,
     AnswerUnusable,
     InFlight,
     RpcError,
@@ -64,9 +65,6 @@ _UNSAID = ("user-agent", "accept-encoding")
 
 Tell = Callable[[str, Json], Awaitable[None]]
 Credentials = Callable[[], Awaitable[Mapping[str, str]]]
-REMOTE: Json = {"backend": "remote", "level": "none", "protections": {}}
-"""The `isolation` fact of what runs elsewhere."""
-
 
 _WHY: tuple[tuple[type[Exception], str], ...] = (
     (aiohttp.InvalidURL, "its URL is none that can be dialled"),
@@ -98,11 +96,6 @@ def reason_of(failed: Exception) -> str:
     if isinstance(cause, OSError) and cause.errno is not None and not isinstance(cause, ssl.SSLError):
         return os.strerror(cause.errno)
     return next((words for kind, words in _WHY if isinstance(failed, kind)), type(failed).__name__)
-
-
-async def without_secrets(spec: ServerSpec, _: Principal) -> Mapping[str, str]:
-    """The credentials of a server where there are none to be had."""
-    raise Unavailable("no_secret", f"server {spec.name} needs a secret, and there are none here")
 
 
 class HttpLink:

@@ -26,6 +26,9 @@ MAX_MESSAGE_BYTES = 8_000_000
 MAX_MESSAGE_VALUES = 200_000
 """Most values in such a message: what it costs to read goes by these, not by its bytes."""
 
+REMOTE: Json = {"backend": "remote", "level": "none", "protections": {}}
+"""The `isolation` fact of what runs elsewhere."""
+
 _UNUSABLE = -32001
 """What a client is told as the code of an answer that cannot be used."""
 

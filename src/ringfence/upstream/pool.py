@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import asynccontextmanager
 from dataclasses import field, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.abc
@@ -22,14 +23,20 @@ from ringfence.core.model import Definition, Json, Principal, ServerSpec, Status
 from ringfence.core.ports import Launched, Launcher, UpstreamRequest
 from ringfence.core.record import dataclass
 from ringfence.core.shares import over_their_share
-from ringfence.egress.resolver import Check
 from ringfence.upstream.breaker import Breakers, Told
 from ringfence.upstream.connection import Connection, Consent, Roots, first_roots, relayable
 from ringfence.upstream.host_process import HostLauncher, launch_server
-from ringfence.upstream.http import REMOTE, Credentials, HttpLink, without_secrets
-from ringfence.upstream.link import HANDSHAKES, RpcError, ServerLink
+from ringfence.upstream.link import HANDSHAKES, REMOTE, RpcError, ServerLink
 from ringfence.upstream.pacing import Floods, Rereads
 from ringfence.upstream.stdio import StdioLink
+
+if TYPE_CHECKING:
+    from ringfence.egress.resolver import Check
+    from ringfence.upstream.http import Credentials
+
+    Means = tuple[Callable[[], Awaitable[Launched]], Credentials, Check | None, Floods]
+    """What launches the process, what gives the headers with secrets, which addresses a name may lead to, and what
+    counts floods."""
 
 log = logging.getLogger("ringfence.upstream")
 
@@ -60,9 +67,6 @@ Event = Callable[[str, Principal, str, Json], Awaitable[None]]
 """(server, principal, method, params): something a server said outside any call."""
 Changed = Callable[[str, list[Definition]], Awaitable[None]]
 """(server, definitions): what a server offers now that it has said that its lists changed."""
-Means = tuple[Callable[[], Awaitable[Launched]], Credentials, Check | None, Floods]
-"""What launches the process, what gives the headers with secrets, which addresses a name may lead to, and what counts
-floods."""
 
 
 @dataclass(slots=True)
@@ -209,6 +213,8 @@ def connect(spec: ServerSpec, means: Means, consent: Consent) -> Connection:
     launch, credentials, check, floods = means
     link: ServerLink = StdioLink(spec, launch, floods)
     if spec.url is not None:
+        from ringfence.upstream.http import HttpLink  # noqa: PLC0415 - with a client of HTTP, for remote servers alone
+
         link = HttpLink(spec.name, spec.url, credentials if spec.secrets else None, check, floods)
     return Connection(spec, link, consent, floods)
 
@@ -220,6 +226,11 @@ def _no_boxes() -> Unavailable:
     return Unavailable("no_backend", "no boxes can be made here")
 
 
+async def _without_secrets(spec: ServerSpec, _: Principal) -> Mapping[str, str]:
+    """The credentials of a server where there are none to be had."""
+    raise Unavailable("no_secret", f"server {spec.name} needs a secret, and there are none here")
+
+
 @dataclass(frozen=True, slots=True)
 class ServerAccess:
     """How servers are started and reached under one configuration. A reload replaces it as a whole."""
@@ -227,7 +238,7 @@ class ServerAccess:
     boxes: Launcher | Unavailable = field(default_factory=_no_boxes)
     host: Launcher = field(default_factory=lambda: HostLauncher({}))
     """For servers that the operator wants in no box."""
-    credentials: Callable[[ServerSpec, Principal], Awaitable[Mapping[str, str]]] = without_secrets
+    credentials: Callable[[ServerSpec, Principal], Awaitable[Mapping[str, str]]] = _without_secrets
     """The headers with secrets that requests to a remote server carry."""
     check: Check | None = None
     """Which addresses a remote server's name may lead to."""

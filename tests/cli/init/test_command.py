@@ -115,6 +115,7 @@ def test_a_person_says_which_servers_they_want(project: Path) -> None:
         # What is typed before the question is no answer to it.
         terminal.expect("start it in a box?", times=2)
         terminal.type("n\n")
+        terminal.expect("] 0/1, ")
         terminal.expect("Accept these 3 tools?")
         terminal.type("y\n")
         assert terminal.end(60) == 0

@@ -313,18 +313,26 @@ async def _started(taken: TakenOver, request: InitRequest) -> None:
     """Start every server and ask for its tools. One that fails stays in the file, with a remark that says why."""
     settings = _settings(_text(taken), request.output)
     print("Starting each server in its box …", file=sys.stderr)
-    async with App.open(settings) as app:
+    # None is started by the gateway itself: that would be over before anything is counted.
+    async with App.open(settings, servers=()) as app:
+        found: dict[str, list[Definition]] = {}
         with progress("Starting servers", len(taken.kept)) as line:
-            for plan in taken.kept:
+
+            async def start(plan: ServerPlan) -> None:
                 try:
                     offered = await app.pool.definitions(plan.name, app.agent)
-                    taken.definitions[plan.name], wrong = await app.pins.offerable(plan.name, offered)
+                    found[plan.name], wrong = await app.pins.offerable(plan.name, offered)
                     plan.remarks += [f"Of what it has, this is not offered: {each}" for each in wrong[:_MOST_REMARKS]]
                 except RingfenceError as exc:
                     plan.remarks.append(f"It did not start: {exc}")
                     plan.failure = exc
                     line.say(quoted(f"server {plan.name} did not start: {exc}", ""))
                 line.step()
+
+            async with anyio.create_task_group() as group:
+                for plan in taken.kept:
+                    group.start_soon(start, plan)
+        taken.definitions.update({plan.name: found[plan.name] for plan in taken.kept if plan.name in found})
         await _accept(app, taken, request)
 
 
