@@ -18,7 +18,8 @@ PAGES = ("approvals", "live", "history", "charts", "sessions", "servers", "isola
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with people.serve(tmp_path_factory.mktemp("browser")) as served:
+    rule = "approvals: {manager: {roles: [manager], standing: {times: 3, seconds: 3600}}}"
+    with people.serve(tmp_path_factory.mktemp("browser"), rule=rule) as served:
         yield served
 
 
@@ -161,6 +162,37 @@ def test_a_session_is_watched_and_stopped_by_the_keyboard_alone(served: Served, 
         page.keyboard.press("Enter")
     assert "was stopped" in page.locator(".notice").inner_text()
     page.locator(f"[data-key='ended'] a[href='/console/sessions/{session}']").wait_for()
+
+
+def test_a_standing_approval_is_made_and_revoked_by_the_keyboard_alone(served: Served, screen: Screen) -> None:
+    page = screen.page
+    screen.open("approvals")
+    with waiting(served, {"title": HOSTILE, "priority": "high"}) as said:
+        page.locator("article h2 a").first.wait_for()  # nothing was loaded again by hand
+        page.keyboard.press("j")
+        with page.expect_navigation():
+            page.keyboard.press("Enter")
+        page.set_viewport_size({"width": 360, "height": 740})
+        assert screen.fits()
+        page.locator("input[name='any:title']").focus()
+        page.keyboard.press("Space")
+        page.locator("input[name='times']").focus()
+        with page.expect_navigation():
+            page.keyboard.press("Enter")
+        assert page.url.endswith("/console/standing")
+    assert said[0]["status"] == "success"
+    assert call(served, "create_ticket", {"title": "another", "priority": "high"})["status"] == "success"
+    page.get_by_text("2 of 3 left").wait_for()
+    page.locator("button.bad:enabled").wait_for()  # after a change it rests for a moment
+    assert screen.fits() and page.title() != "owned"
+    page.keyboard.press("j")
+    page.keyboard.press("d")
+    page.locator("button.bad:focus").wait_for()
+    with page.expect_navigation():
+        page.keyboard.press("Enter")
+    assert "Revoked" in page.locator(".notice").inner_text()
+    page.get_by_text("Nothing stands").wait_for()
+    page.set_viewport_size({"width": 1200, "height": 800})
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

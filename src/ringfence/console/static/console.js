@@ -132,6 +132,8 @@ function listen() {
 function stop() { source?.close(); source = null; }
 document.addEventListener("visibilitychange", () => (document.hidden ? stop() : listen()));
 window.addEventListener("pagehide", stop);
+// The page that comes after a form tells what became of it, once: this one must not ask for it first.
+document.addEventListener("submit", stop);
 listen();
 // What no record tells of, such as the memory of a session, is looked at now and then.
 const every = Number(one("[data-every]")?.dataset.every ?? 0);
