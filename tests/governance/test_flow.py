@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ringfence.core.model import ApprovalRule, Json, Outcome, Principal, StandingTerms, Status
+from ringfence.core.model import ApprovalRule, Json, Outcome, Principal, ServerVolume, StandingTerms, Status
 from ringfence.governance import question
 from tests.faking import DESK, OK, Said, Way, contract, governed
 from tests.making import rule
@@ -21,6 +21,7 @@ SEND = contract("send", mode="write", labels=["external_sink"])
 NOTE = contract("note", mode="write", place="args.key")
 RECALL = contract("recall", place="args.key")
 WHOLE = contract("dump")
+KEEP = contract("keep", mode="write")
 SHARE = contract("share", mode="write", place="args.key", labels=["external_sink"])
 ASKS = rule("ask", "out", taint_all=("private", "untrusted"), sink=True)
 ALLOW = rule("allow", "all")
@@ -107,6 +108,19 @@ async def test_a_call_that_sends_a_place_out_goes_by_the_labels_of_that(tmp_path
         await way.call("note", {"key": "a", "text": "x"})
         assert (await way.call("share", {"key": "b"}, principal=OTHER)).ok
         assert (await way.call("share", {"key": "a"}, principal=OTHER)).status is Status.APPROVAL_REQUIRED
+
+
+async def test_labels_stick_to_a_server_that_has_a_volume_and_to_no_other(tmp_path: Path) -> None:
+    plain = Said(contracts=(READ, FETCH, KEEP, WHOLE), rules=(ALLOW,), preset="none")
+    kept = replace(plain, server=replace(DESK, volumes=(ServerVolume("data", "/data"),)))
+    for name, said, labels in (("plain", plain, None), ("kept", kept, ["private", "untrusted"])):
+        async with governed(tmp_path / name, said) as way:
+            await tainted(way)
+            assert (await way.call("keep", {"text": "x"})).ok
+            read = labels_of(await way.call("dump", principal=OTHER))
+            assert (read and read["result"]) == labels
+            apart = labels_of(await way.call("dump", principal=Principal("other", tenant="acme")))
+            assert apart is None, "another tenant's is another volume"
 
 
 async def test_a_place_is_that_of_a_tenant(tmp_path: Path) -> None:
