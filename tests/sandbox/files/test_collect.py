@@ -455,6 +455,7 @@ def test_a_folder_that_becomes_a_link_is_left_out(
         *(".git", ".Renviron", "lefthook-local.yml", ".lefthook.toml", "opencode.jsonc", ".tool-versions"),
         *("rust-toolchain", "rust-toolchain.toml", ".htaccess", ".user.ini", ".bazelversion", "prek.toml"),
         *("jupyter_server_config.py", "matplotlibrc", "sitecustomize.py", ".asdfrc", ".pam_environment"),
+        *(".bashrc.d", ".emacs.el", ".lesskey", "latexmkrc", ".ropeproject", ".k5login"),
     ],
 )
 def test_what_tools_act_upon_by_themselves_has_such_a_name(name: str) -> None:
@@ -473,7 +474,7 @@ def test_an_output_folder_that_became_a_link_after_it_was_named_is_not_followed(
     (tmp_path / "private").mkdir()
     (tmp_path / "out").symlink_to("private")
     (tmp_path / "above").symlink_to(".")
-    for place in (tmp_path / "out", tmp_path / "above/other"):
+    for place in (tmp_path / "out", tmp_path / "above/other", tmp_path / "out/deep/deeper"):
         files, skipped = collected(box, place)
-        assert not files and "its folder on the host cannot be had" in skipped["a"]
-    assert not list((tmp_path / "private").iterdir()) and not list((tmp_path / "other").iterdir())
+        assert not files and "something that is not a folder is in the place of its folder" in skipped["a"]
+    assert not list((tmp_path / "private").iterdir()) and not (tmp_path / "other").exists()

@@ -20,7 +20,7 @@ from pathlib import Path
 from ringfence.core.box import FileFact
 from ringfence.core.system import write_all
 from ringfence.sandbox.files.acted_upon import WHY, is_acted_upon
-from ringfence.sandbox.files.paths import CREATE, FOLDER, READ, kind, open_without_links, opened, shown, unfit
+from ringfence.sandbox.files.paths import CREATE, FOLDER, READ, kind, make_folder_without_links, opened, shown, unfit
 
 OUTPUT = "/workspace/output"
 DEEPEST = 32
@@ -213,9 +213,8 @@ class _Target:
     def _open(self) -> int:
         if self._fd is None:
             if self._above is None:
-                # Where its path leads was looked up when it was named: a link on it came later.
-                os.makedirs(self._name, exist_ok=True)
-                self._fd = open_without_links(str(self._name), os.O_RDONLY | os.O_DIRECTORY)
+                # Where its path leads was looked up when it was named: a link on it came later, maybe from the box.
+                self._fd = make_folder_without_links(str(self._name))
             else:
                 above = self._above._open()
                 with suppress(FileExistsError):

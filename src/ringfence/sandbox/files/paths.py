@@ -247,6 +247,22 @@ def open_without_links(path: str, flags: int = os.O_PATH) -> int:
     return descriptor
 
 
+def make_folder_without_links(path: str) -> int:
+    """Open a folder of the host, made with its parents where it is missing; no link on the way is followed, not even by
+    what is made. Raises OSError."""
+    folder = os.open("/" if path.startswith("/") else ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for part in filter(None, path.split("/")):
+            with suppress(FileExistsError):
+                os.mkdir(part, dir_fd=folder)
+            below = os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+            os.close(folder)
+            folder = below
+        return os.open(".", FOLDER, dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
 @cache
 def has_openat2() -> bool:
     """Whether the kernel has it, and no seccomp filter forbids it."""
