@@ -9,12 +9,14 @@ import stat
 import tarfile
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ringfence import AsyncSandbox, NotFound, Refused, Sandbox, Unavailable
+from ringfence import AsyncSandbox, NotFound, Refused, Sandbox, Unavailable, run_code
+from ringfence.core.box import Mount
 from ringfence.sdk.infos import FileChange, Progress
 from tests import tooling
 
@@ -278,3 +280,53 @@ async def test_changes_are_told_to_a_callback(state: Path) -> None:
         await box.files.write("new/file", "x")
         await asyncio.sleep(0.1)
         assert heard.empty()
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Iterator[tuple[Path, Sandbox]]:
+    """A sandbox that may write to a folder of the host, in which it has put links."""
+    (tmp_path / "project").mkdir()
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private/kept").write_text("private")
+    with Sandbox.create(mounts=[Mount(str(tmp_path / "project"), "/project", "rw")]) as box:
+        box.files.write_files({"made/kept": "planted", "made/new": "planted"})
+        box.commands.run("ln -s ../private /project/results && ln -s ../private/kept /project/file")
+        yield tmp_path, box
+
+
+@pytest.mark.parametrize("target", ["results", "results/below", "results/all.tar"])
+def test_a_download_follows_no_link_that_the_sandbox_made(project: tuple[Path, Sandbox], target: str) -> None:
+    place, box = project
+    with pytest.raises(Unavailable, match="is a link, which is not followed"):
+        box.files.download("made", place / "project" / target)
+    assert os.listdir(place / "private") == ["kept"] and (place / "private/kept").read_text() == "private"
+
+
+@pytest.mark.parametrize("path", ["made", "made/new"])
+def test_nor_one_that_it_makes_meanwhile(project: tuple[Path, Sandbox], path: str) -> None:
+    place, box = project
+    target = place / "project/here" / ("" if path == "made" else "new")
+
+    def swap(_: Progress) -> None:
+        if not (place / "project/here").is_symlink():
+            box.commands.run("mv /project/here /project/there; ln -s ../private /project/here")
+
+    (place / "project/here").mkdir()
+    with suppress(Unavailable):
+        box.files.download(path, target, on_progress=swap)
+    assert (place / "project/here").is_symlink()
+    assert os.listdir(place / "private") == ["kept"] and (place / "private/kept").read_text() == "private"
+
+
+def test_nothing_is_read_over_a_link_that_it_made(project: tuple[Path, Sandbox]) -> None:
+    place, box = project
+    for reading in (
+        lambda: box.files.write("got", place / "project/file"),
+        lambda: box.files.upload(place / "project/file", "got"),
+        lambda: box.files.upload(place / "project/results", "got"),
+        lambda: run_code("pass", inputs={"got": place / "project/file"}),
+        lambda: run_code("pass", output=place / "project/results"),
+    ):
+        with pytest.raises(Unavailable, match="is a link, which is not followed"):
+            reading()
+    assert not box.files.exists("got")

@@ -402,8 +402,9 @@ class Files(_Blocking[AsyncFiles]):
     def download(self, path: str, host: str | Path, *, on_progress: OnProgress | None = None) -> Moved:
         """Copy a file to the host, or a folder into a folder there, or as an archive if the name ends in `.tar`.
 
-        Nothing in the box can make it write outside of that folder. Files that programs of the host act upon by
-        themselves (`.git`, `.envrc`, …) are not copied into a folder: `left_out` names them.
+        Nothing in the box can make it write outside of that folder, not even where that lies in one that the box may
+        write to: a link on the way that another may have made is not followed. Files that programs of the host act upon
+        by themselves (`.git`, `.envrc`, …) are not copied into a folder: `left_out` names them.
         """
         return engine.waited(self._inner.download, path, host, on_progress=on_progress)
 

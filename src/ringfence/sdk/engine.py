@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from ringfence import config
@@ -26,6 +27,7 @@ from ringfence.compose.runs import Runs, default_config
 from ringfence.config.settings import Config
 from ringfence.core.aio import begun, new_loop, shielded
 from ringfence.core.box import Attached, OnOutput
+from ringfence.core.errors import Unavailable
 from ringfence.core.model import Json, Outcome
 
 P = ParamSpec("P")
@@ -339,3 +341,14 @@ def steps(pieces: AsyncIterator[T]) -> Iterator[T]:
         close = getattr(pieces, "aclose", None)
         if close is not None:
             waited(close)
+
+
+def named(path: str | Path, reason: str) -> Path:
+    """Where a path of the host leads that the caller names; no link on it needs to be followed from then on. Raises
+    Unavailable for one that another may have made."""
+    from ringfence.config import named_paths  # noqa: PLC0415 - most programs name none
+
+    try:
+        return named_paths.real(Path(path))
+    except named_paths.UntrustedLink as exc:
+        raise Unavailable(reason, f"{path}: {exc}") from None

@@ -10,7 +10,7 @@ import secrets
 import tarfile
 import tempfile
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import IO, Any, Literal, Self, TypeVar, overload
@@ -37,6 +37,7 @@ OnChange = Callable[[FileChange], object]
 _MOST_BYTES = 2**44
 _MOST_FILES = 10_000_000
 _DEEPEST = 64
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _AHEAD = 4
 """How many pieces of a stream are read ahead."""
 
@@ -164,7 +165,7 @@ class AsyncFiles:
 
     async def upload(self, host: str | Path, path: str, *, on_progress: OnProgress | None = None) -> Moved:
         """Copy a file of the host to a path here, or the content of a folder of the host into a folder here."""
-        source = Path(host)
+        source = engine.named(host, "no_input")
         is_folder = await asyncio.to_thread(source.is_dir)
 
         async def sending(tell: Callable[[str, Any], None]) -> Moved:
@@ -185,10 +186,11 @@ class AsyncFiles:
     async def download(self, path: str, host: str | Path, *, on_progress: OnProgress | None = None) -> Moved:
         """Copy a file to the host, or a folder into a folder there, or as an archive if the name ends in `.tar`.
 
-        Nothing in the box can make it write outside of that folder. Files that programs of the host act upon by
-        themselves (`.git`, `.envrc`, …) are not copied into a folder: `left_out` names them.
+        Nothing in the box can make it write outside of that folder, not even where that lies in one that the box may
+        write to: a link on the way that another may have made is not followed. Files that programs of the host act upon
+        by themselves (`.git`, `.envrc`, …) are not copied into a folder: `left_out` names them.
         """
-        target = Path(host)
+        target = engine.named(host, "no_output")
         info = await self.get_info(path)
 
         async def fetching(tell: Callable[[str, Any], None]) -> Moved:
@@ -330,7 +332,7 @@ async def measured(data: Data, tell: Callable[[Progress], None]) -> AsyncIterato
         yield {"bytes": len(whole), "sha256": hashlib.sha256(whole).hexdigest()}, body
         return
     if isinstance(data, Path):
-        with _reading(data) as file:
+        with _reading(engine.named(data, "no_input")) as file:
             digest = await asyncio.to_thread(_digest, file)
             yield digest, _read(file, digest["bytes"], tell)
         return
@@ -354,12 +356,12 @@ async def packed(
 
 
 def _pack(folder: Path, file: IO[bytes], left_out: dict[str, str]) -> Json:
+    from ringfence.sandbox.files import archive, paths  # noqa: PLC0415 - descriptors of folders: only Linux has them
+
     try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = paths.open_without_links(str(folder), paths.FOLDER)
     except OSError as exc:
         raise Unavailable("no_input", f"{folder}: {exc.strerror}") from None
-    from ringfence.sandbox.files import archive  # noqa: PLC0415 - needs descriptors of folders, as only Linux has them
-
     try:
         for piece in archive.pack_folder(descriptor, left_out):
             file.write(piece)
@@ -371,8 +373,10 @@ def _pack(folder: Path, file: IO[bytes], left_out: dict[str, str]) -> Json:
 
 
 def _reading(path: Path) -> IO[bytes]:
+    from ringfence.sandbox.files import paths  # noqa: PLC0415 - as above
+
     try:
-        return open(path, "rb")
+        return os.fdopen(paths.open_without_links(str(path), os.O_RDONLY), "rb")
     except OSError as exc:
         raise Unavailable("no_input", f"{path}: {exc.strerror}") from None
 
@@ -424,12 +428,19 @@ class Landing:
         self._target = target
         self._tell = tell
         self.bytes = 0
-        self._part = target.with_name(f".ringfence-{secrets.token_hex(6)}.part")
+        self._part = f".ringfence-{secrets.token_hex(6)}.part"
+        from ringfence.sandbox.files import paths  # noqa: PLC0415 - as above
+
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(self._part, "x+b")  # noqa: SIM115 (`close` does)
+            # Kept open: a box that may write to it can put a link in the place of any folder above.
+            self._folder = paths.make_folder_without_links(str(target.parent))
         except OSError as exc:
-            raise Unavailable("no_output", f"{exc.filename}: {exc.strerror}") from None
+            raise Unavailable("no_output", f"{target.parent}: {exc.strerror}") from None
+        try:
+            self._file = os.fdopen(os.open(self._part, _NEW, 0o666, dir_fd=self._folder), "w+b")
+        except OSError as exc:
+            os.close(self._folder)
+            raise Unavailable("no_output", f"{target.parent}: {exc.strerror}") from None
 
     async def sink(self, piece: bytes) -> None:
         await asyncio.to_thread(self._file.write, piece)
@@ -439,18 +450,19 @@ class Landing:
     def land(self) -> None:
         self._file.close()
         try:
-            self._part.rename(self._target)
+            os.rename(self._part, self._target.name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
         except OSError as exc:
             raise Unavailable("no_output", f"{self._target}: {exc.strerror}") from None
 
     def unpack(self) -> Moved:
         """Unpack the archive into the target, a folder."""
-        from ringfence.sandbox.files import archive  # noqa: PLC0415 - as above
+        from ringfence.sandbox.files import archive, paths  # noqa: PLC0415 - as above
 
         self._file.seek(0)
         try:
-            self._target.mkdir(parents=True, exist_ok=True)
-            folder = os.open(self._target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            with suppress(FileExistsError):
+                os.mkdir(self._target.name, dir_fd=self._folder)
+            folder = os.open(self._target.name, paths.FOLDER, dir_fd=self._folder)
         except OSError as exc:
             raise Unavailable("no_output", f"{self._target}: {exc.strerror}") from None
         try:
@@ -471,7 +483,9 @@ class Landing:
 
     def close(self) -> None:
         self._file.close()
-        self._part.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(self._part, dir_fd=self._folder)
+        os.close(self._folder)
 
 
 _WHY = {"link": "it leads out of the folder", "other": "it is no file, folder or link"}

@@ -115,7 +115,7 @@ def request_of(code: str, options: OnceOptions) -> RunRequest:
         packages=packages_of(options),
         allow_packages=packages_of(options, "allow_packages"),
         secrets=secrets_of(options),
-        output=None if output is None else Path(output).resolve(),
+        output=None if output is None else engine.named(output, "no_output"),
         template=options.get("template"),
         image=image_of(options),
         layout=options.get("memory_layout"),
@@ -219,5 +219,5 @@ def _input(name: str, given: bytes | str | Path | Input) -> Input:
     if isinstance(given, Input):
         return given  # the command line has looked it up
     if isinstance(given, Path):
-        return Input(name, given.resolve())
+        return Input(name, engine.named(given, "no_input"))
     return Input(name, given.encode() if isinstance(given, str) else given)
