@@ -102,6 +102,17 @@ ROUND_ABOUT = (
         owed=(answered("EACCES"),),
     ),
     Case(
+        "K77",
+        "leave a mark with a file of the host for others to see, by a hint on it",
+        "EINVAL: files take no hints",
+        """
+        import fcntl
+        file = os.open("/bin/sh", os.O_RDONLY)
+        attempt(lambda: fcntl.fcntl(file, 1036, struct.pack("Q", 0)) and None)
+        """,
+        owed=(answered("EINVAL"),),
+    ),
+    Case(
         "K60",
         "fork into a user namespace by clone3, whose flags no filter sees",
         "ENOSYS",

@@ -281,6 +281,8 @@ _ARCH_PRCTLS = (
 )
 
 
+_LEASES = ArgCase((Arg(1, (1024, 1040)),), Ruling("errno", errno.EACCES))
+_HINTS = ArgCase((Arg(1, (1036, 1038)),), EINVAL)
 _OFD_LOCKS = ArgCase((Arg(1, (37, 38)),), EINVAL)
 # F_NOTIFY reports what the host and other boxes do in folders that all of them see; programs that watch files have
 # inotify. With no event at all (bit 31 only means "repeatedly") it ends a watch, which no program has.
@@ -346,10 +348,9 @@ _CHECKED = {
     # Not MADV_MERGEABLE: sharing pages with other users reveals what is in them.
     "madvise": ArgRule((ArgCase((Arg(2, (12,)),), EINVAL),), ALLOW),
     # Not F_SETLEASE and F_SETDELEG: a process that writes to a file of the host would wait for the box. Not F_OFD_SETLK
-    # and F_OFD_SETLKW: the kernel does not name the owner of such a lock, so we could not count them.
-    "fcntl": ArgRule(
-        (ArgCase((Arg(1, (1024, 1040)),), Ruling("errno", errno.EACCES)), _OFD_LOCKS, *_FOLDER_SIGNALS), ALLOW
-    ),
+    # and F_OFD_SETLKW: the kernel does not name the owner of such a lock, so we could not count them. Not F_SET_RW_HINT
+    # and F_SET_FILE_RW_HINT: a hint stays with a file of the host that a box can read, for the next box to see.
+    "fcntl": ArgRule((_LEASES, _HINTS, _OFD_LOCKS, *_FOLDER_SIGNALS), ALLOW),
     # SCHED_OTHER, SCHED_BATCH and SCHED_IDLE, also with SCHED_RESET_ON_FORK; never ahead of the host.
     "sched_setscheduler": _only(1, (0, 3, 5), EPERM, WORD ^ 0x40000000),
     # Process 1 is the box's own, under the same user: its limits are not for the program to set.
@@ -406,7 +407,8 @@ UNCOUNTED: Mapping[str, Ruling | ArgRule] = MappingProxyType(
         "fcntl": ArgRule(
             (
                 ArgCase((Arg(1, (1031,)),), EPERM),
-                ArgCase((Arg(1, (1024, 1040)),), Ruling("errno", errno.EACCES)),
+                _LEASES,
+                _HINTS,
                 _OFD_LOCKS,
                 *_FOLDER_SIGNALS,
             ),
