@@ -330,3 +330,6 @@ def test_nothing_is_read_over_a_link_that_it_made(project: tuple[Path, Sandbox])
         with pytest.raises(Unavailable, match="is a link, which is not followed"):
             reading()
     assert not box.files.exists("got")
+    for mode in ("ro", "rw"):
+        with pytest.raises(ValueError, match="is a link, which is not followed"):
+            run_code("pass", mounts=[Mount(str(place / "project/results"), "/seen", mode)])

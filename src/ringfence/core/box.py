@@ -304,7 +304,8 @@ class BoxSpec:
     output_files: int = 10_000
     """The most files that are copied."""
     trees: tuple[Path, ...] = ()
-    """Host folders that are readable in the box, at the same path: a virtual environment, say."""
+    """Host folders that are readable in the box, at the same path: a virtual environment, say. No link on these paths
+    is followed: who names them has looked up where they lead."""
     template: str = "python"
     """An operator-made baseline: `python`, or `data` with packages loaded."""
     layout: Layout = "shared"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
@@ -169,17 +169,19 @@ def image_of(options: Mapping[str, Any]) -> str | None:
 
 
 def mounts_of(options: Mapping[str, Any]) -> tuple[Mount, ...]:
-    """Raises ValueError for a mount that holds credentials without a reason."""
+    """Raises ValueError for a mount that holds credentials without a reason, and for a link that another may have
+    made on its path."""
     wanted = options.get("mounts") or ()
     if not wanted:
         return ()
     from ringfence.config.folders import declared  # noqa: PLC0415 - most mount nothing
+    from ringfence.config.named_paths import real  # noqa: PLC0415 - as above
 
     if isinstance(wanted, Mapping):
         wanted = [Mount(str(host), at) for at, host in wanted.items()]
     if not all(isinstance(mount, Mount) for mount in wanted):
         raise ValueError("mounts: a mapping from where the box sees it to what it is on the host, or Mounts")
-    return tuple(declared(mount, Path()) for mount in wanted)
+    return tuple(declared(replace(mount, host=str(real(Path(mount.host)))), Path()) for mount in wanted)
 
 
 def network_of(options: Mapping[str, Any]) -> str | tuple[str, ...]:

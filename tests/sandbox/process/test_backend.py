@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from ringfence.core.box import MIB, BoxReport, BoxSpec, FileFact, Input, Layout, Limits, Program
+from ringfence.core.errors import Unavailable
 from ringfence.sandbox.files import collect as collecting
 from ringfence.sandbox.process.backend import ProcessBackend
 from tests import tooling
@@ -133,6 +134,15 @@ try: open({str(tree / "new")!r}, "w")
 except OSError as exc: print(exc.errno)
 """
     assert (await run(backend, source, trees=(tree,))).stdout.text == "42 False\n30\n"
+
+
+async def test_a_tree_that_became_a_link_is_not_shown(backend: ProcessBackend, tmp_path: Path) -> None:
+    (tmp_path / "private").mkdir()
+    for name, leads in (("tree", "private"), ("above", ".")):
+        (tmp_path / name).symlink_to(leads)
+    for tree in (tmp_path / "tree", tmp_path / "above/private"):
+        with pytest.raises(Unavailable, match="symbolic links"):
+            await run(backend, "pass", trees=(tree,))
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("numpy"), reason="numpy is not installed")

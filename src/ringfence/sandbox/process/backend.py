@@ -404,7 +404,11 @@ class ProcessBackend:
 
     def _baseline(self, spec: BoxSpec) -> Baseline:
         assert self._host is not None
-        trees = tuple(sorted(os.path.realpath(tree) for tree in spec.trees))
+        trees = tuple(sorted(map(str, spec.trees)))
+        if spec.root is not None:
+            from ringfence.sandbox.process import image_root
+
+            image_root.check(spec, spec.root)
         preload = self._templates[spec.template]
         packages = (*(_packages() if preload else ()), *map(os.path.realpath, spec.packages))
         if spec.template in TEMPLATES_NEED:
@@ -417,9 +421,6 @@ class ProcessBackend:
         if spec.installs:
             baseline = replace(baseline, installs=True)
         if spec.root is not None:
-            from ringfence.sandbox.process import image_root
-
-            image_root.check(spec, spec.root)
             baseline = replace(baseline, image=image_root.place(spec.root))
         if not spec.mounts:
             return baseline

@@ -152,7 +152,7 @@ class HeldTree:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.descriptor = kernel.open_path(f"{path}/.")  # a folder, or it fails
 
 
 class Mounted:
