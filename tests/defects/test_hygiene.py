@@ -127,6 +127,7 @@ CALLED_BY_OTHERS = {
     **dict.fromkeys(("AsyncCommands", "AsyncCommandHandle", "AsyncFiles", "AsyncWatch"), "the SDK's public surface"),
     **dict.fromkeys(("Commands", "CommandHandle", "Files", "Watch", "Result"), "the SDK's public surface"),
     "Listener": "uvicorn calls its server",
+    "_Sink": "the standard library's HTTP server calls its handler",
     "NoInput": "whoever has a stream calls its methods",
     "FrameConnection": "asyncio calls its protocol",
     "HttpExchange": "the MCP SDK calls its dispatch context",
