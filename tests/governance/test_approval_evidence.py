@@ -571,7 +571,7 @@ async def test_a_prune_that_is_stopped_takes_no_answer_from_a_call_that_stays(
             sign(self, [end for end in ends if end[0].chain == other.chain], before, by)
             raise Stopped
 
-        def half_done(self: pruning.Pruning, connection: sqlite3.Connection) -> dict[str, int]:
+        def half_done(self: pruning.Pruning, connection: sqlite3.Connection, **_: object) -> dict[str, int]:
             due = connection.execute("SELECT seq FROM prunes WHERE chain = ?", (other.chain,)).fetchone()
             if due is None:
                 return {}

@@ -37,7 +37,7 @@ OnChange = Callable[[FileChange], object]
 _MOST_BYTES = 2**44
 _MOST_FILES = 10_000_000
 _DEEPEST = 64
-_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
 _AHEAD = 4
 """How many pieces of a stream are read ahead."""
 

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from threading import RLock
+from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
 from ringfence.core import system
@@ -106,6 +107,50 @@ def _check_files(path: Path) -> None:
             raise StoreError(f"the database {path} cannot be opened: {exc.strerror or exc}") from exc
 
 
+class _SharedConnection(sqlite3.Connection):
+    """A connection that another thread may close at any time: each step of a query is made before that, or not at all.
+    SQLite reads memory that is gone otherwise."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        self.turn = RLock()
+        super().__init__(*args, **named)
+
+    def cursor(self, factory: Any = None) -> Any:
+        with self.turn:
+            return super().cursor(factory or _SharedCursor)
+
+    def execute(self, *args: Any) -> sqlite3.Cursor:
+        return self.cursor().execute(*args)  # type: ignore[no-any-return]  # the one of sqlite3 makes a plain cursor
+
+    def close(self) -> None:
+        with self.turn:
+            super().close()
+
+
+class _SharedCursor(sqlite3.Cursor):
+    connection: _SharedConnection
+
+    def execute(self, *args: Any) -> Self:
+        with self.connection.turn:
+            return super().execute(*args)
+
+    def fetchone(self) -> Any:
+        with self.connection.turn:
+            return super().fetchone()
+
+    def fetchmany(self, size: int | None = None) -> list[Any]:
+        with self.connection.turn:
+            return super().fetchmany(self.arraysize if size is None else size)
+
+    def fetchall(self) -> list[Any]:
+        with self.connection.turn:
+            return super().fetchall()
+
+    def __next__(self) -> Any:
+        with self.connection.turn:
+            return super().__next__()
+
+
 def connect(folder: Path, *, read_only: bool = False) -> sqlite3.Connection:
     """A connection to a database that exists. Raises StoreError."""
     path = folder / DATABASE
@@ -120,6 +165,7 @@ def connect(folder: Path, *, read_only: bool = False) -> sqlite3.Connection:
             isolation_level=None,
             check_same_thread=False,
             cached_statements=256,
+            factory=_SharedConnection if read_only else sqlite3.Connection,
         )
     except sqlite3.Error as exc:
         raise StoreError(f"the database {path} cannot be opened: {exc}") from exc
