@@ -191,7 +191,7 @@ def test_a_standing_approval_is_made_and_revoked_by_the_keyboard_alone(served: S
     with page.expect_navigation():
         page.keyboard.press("Enter")
     assert "Revoked" in page.locator(".notice").inner_text()
-    page.get_by_text("Nothing stands").wait_for()
+    page.get_by_text("No standing approvals").wait_for()
     page.set_viewport_size({"width": 1200, "height": 800})
 
 

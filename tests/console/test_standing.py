@@ -38,7 +38,7 @@ def allow(browser: Browser, which: str, **fields: str) -> people.Answer:
 
 
 def test_one_is_made_from_an_open_question_counted_and_revoked(served: Served, bob: Browser, tmp_path: Path) -> None:
-    assert "Nothing stands" in bob.get("/console/standing").text
+    assert "No standing approvals" in bob.get("/console/standing").text
     with waiting(served, {"title": "first", "priority": "high"}) as said:
         which = question(bob)
         page = bob.get(f"/console/approvals/{which}").text
@@ -78,7 +78,7 @@ def test_one_is_made_from_an_open_question_counted_and_revoked(served: Served, b
 
     assert bob.send(f"/console/standing/{identity}/revoke", form).status == 303
     shown = bob.get("/console/standing").text
-    assert "Revoked: create_ticket" in shown and "Nothing stands" in shown
+    assert "Revoked: create_ticket" in shown and "No standing approvals" in shown
     (record,) = gateways.records(served.state, kind="standing_revoked")
     assert (record["by"], record["login"]["way"]) == ("bob", "token")
     assert bob.send(f"/console/standing/{identity}/revoke", form).status == 409

@@ -53,10 +53,10 @@ def build(
 ) -> None:
     """Build a root file system from this host: its Python, standard library, a shell and usual programs.
 
-    Nothing is downloaded, no privileges are needed, and the same host gives the same bytes. It has the libraries that
-    any of it needs, and can be read by any user, wherever the interpreter lies here. A --package that Ringfence's own
-    environment has is taken from there; any other one, or one with a version, is installed first, like that of
-    `ringfence run`.
+    It needs no network (but for a --package that is not here), no privileges, and the same host gives the same bytes.
+    It has the libraries that any of it needs, and can be read by any user, wherever the interpreter lies here. A
+    --package that Ringfence's own environment has is taken from there; any other one, or one with a version, is
+    installed first, like that of `ringfence run`.
 
     It is kept by its digest in the state (`ringfence state` shows it, `ringfence state prune` removes it), so that the
     next build of the same files takes no time.
