@@ -32,7 +32,7 @@ COMMAND_LINE = ("-m", "ringfence.cli.main")
 FIXTURES = str(Path(__file__).parent / "fixtures")
 OTHER_SYSTEM = str(Path(__file__).parent / "othersystem.py")
 """It loads anew what is ours, and saves the time that the modules of others take."""
-_MOST_BYTES = 4 << 20
+_MAX_BYTES = 4 << 20
 _IMPORTED = (
     *(f"ringfence.cli.{verb}" for verb in ("run", "serve", "check", "call", "approvals", "audit", "wrap", "host")),
     "ringfence.cli.init.command",
@@ -179,7 +179,7 @@ def _memory() -> IO[bytes]:
 def _socket() -> socket.socket:
     if os.getpid() not in _forked:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MOST_BYTES)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MAX_BYTES)
         # What goes wrong in the process itself is printed where the tests print.
         process = subprocess.Popen([sys.executable, "-P", __file__], stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
         theirs.close()
@@ -258,7 +258,7 @@ def _serve(orders: socket.socket) -> None:
             os.read(woken, 1000)
             _bury(reports)
         if orders.fileno() in ready:
-            message, descriptors, _, _ = socket.recv_fds(orders, _MOST_BYTES, 4)
+            message, descriptors, _, _ = socket.recv_fds(orders, _MAX_BYTES, 4)
             if not message:
                 return
             pid = os.fork()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ringfence.cli.main import VERBS, command_line
+from ringfence.cli.verbs import overview
 from tests.gateways import run
 from tests.tooling import ROOT
 
@@ -39,6 +40,22 @@ def test_a_listing_cuts_no_line(words: tuple[str, ...], capsys: pytest.CaptureFi
         command_line(list(words))([*words, "--help"])
     listed = capsys.readouterr().out.partition("\nCommands:\n")[2]
     assert listed and "..." not in listed
+
+
+def test_the_list_of_commands_is_printed_as_typer_prints_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        command_line([])(["--help"], prog_name="ringfence")
+    assert overview() == capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "60")
+    assert overview() is None
+
+
+def test_it_runs_as_a_module() -> None:
+    command = [sys.executable, "-m", "ringfence", "--version"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.startswith("ringfence ")
 
 
 @pytest.mark.parametrize("words", EVERY_VERB, ids=" ".join)

@@ -332,14 +332,14 @@ async def test_many_definitions_are_accepted_and_their_changes_recorded_in_one_w
         await app.pins.learn("hostile", [prompt(d.name, {**d.body, "title": "x"}) for d in many])
         assert len(writes) == 2
     changed = gateways.records(tmp_path / "state", kind="pin_changed")
-    assert len(changed) == pins._MOST_CHANGES + 1
-    assert changed[-1]["more"] == 500 - pins._MOST_CHANGES
+    assert len(changed) == pins._MAX_CHANGES + 1
+    assert changed[-1]["more"] == 500 - pins._MAX_CHANGES
 
 
 async def test_first_use_ends_where_a_server_shows_ever_new_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(pins, "_MOST_FIRST_USE", 12)
+    monkeypatch.setattr(pins, "_MAX_FIRST_USE", 12)
     async with opened(tmp_path, pins=PROMPTS) as app:  # echo and counter are relied on
         for turn in range(4):
             await app.pins.learn("hostile", [prompt(f"p{turn}-{number}") for number in range(5)])

@@ -16,7 +16,7 @@ import pytest
 from starlette.requests import Request
 
 from ringfence.console import forms
-from ringfence.console.live import MOST_STREAMS
+from ringfence.console.live import MAX_STREAMS
 from tests import tooling
 from tests.console import people
 from tests.console.people import Browser, token, visitor
@@ -83,7 +83,7 @@ def test_an_event_says_of_which_kinds_new_records_are_and_nothing_of_what_is_in_
 def test_a_page_too_many_is_told_to_look_now_and_then(served: Served) -> None:
     bob = visitor(served, token(served, "person", "bob")["token"])
     with ExitStack() as open_pages:
-        for _ in range(MOST_STREAMS):
+        for _ in range(MAX_STREAMS):
             open_pages.enter_context(page_open(bob))
         answer = bob.get("/console/events")
         assert answer.status == 200 and answer.headers["content-type"] == "text/event-stream"
@@ -94,7 +94,7 @@ def test_a_person_with_many_pages_leaves_others_theirs(tmp_path: Path) -> None:
     with people.serve(tmp_path) as served, ExitStack() as open_pages:
         bob, carl = (visitor(served, token(served, "person", name)["token"]) for name in ("bob", "carl"))
         oldest = open_pages.enter_context(page_open(bob))
-        for _ in range(MOST_STREAMS - 1):
+        for _ in range(MAX_STREAMS - 1):
             open_pages.enter_context(page_open(bob))
         his = open_pages.enter_context(page_open(carl))
         assert rest(oldest).endswith(b"0\r\n\r\n"), "it ends, and its page has another"

@@ -16,7 +16,7 @@ from tests.dataflow.scenarios import scenarios
 
 pytestmark = pytest.mark.anyio
 
-MOST_HELD_UP = 2
+MAX_HELD_UP = 2
 """Of a hundred twins, both halves together."""
 
 
@@ -32,4 +32,4 @@ async def test_at_most_two_twins_are_held_up(tmp_path: Path) -> None:
     held = {each.id: held_up(await play(tmp_path / each.id, each)) for each in twins}
     stopped = {name: tools for name, tools in held.items() if tools}
     assert len(twins) == 100
-    assert len(stopped) <= MOST_HELD_UP, stopped
+    assert len(stopped) <= MAX_HELD_UP, stopped

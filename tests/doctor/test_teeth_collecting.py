@@ -136,7 +136,7 @@ DEFENCES = {
     "nor in a box that stays": Defence(
         instead(output_files, "_FLAGS", output_files._FLAGS & ~os.O_NOFOLLOW), ("A03",), session=True
     ),
-    "so many reasons": Defence(instead(collect, "MOST_REASONS", 10**6), ("A17",)),
+    "so many reasons": Defence(instead(collect, "MAX_REASONS", 10**6), ("A17",)),
     "names that can be shown": Defence(instead(collect, "unfit", lambda name: None), ("A09",), ("problem",)),
     "names that nobody acts upon": Defence(
         instead(collect, "is_acted_upon", lambda name, *, folder: False),

@@ -298,7 +298,7 @@ LAYERS = {
             "no body where none belongs, and nothing after one": bodies_anywhere,
         },
         ("N58",),
-        ("te_and_cl", "transfer_encoding", "content_length"),
+        ("te_and_cl", "transfer_encoding", "content_length", "body"),
     ),
     "a secret goes over TLS alone": Layers(
         {"the broker": fit_for("secret_in_clear"), "the proxy": unasked_scheme}, ("X55",), ("secret_in_clear",)
@@ -340,10 +340,11 @@ SAID_OTHERWISE = {
     **dict.fromkeys(("chunk_syntax", "chunk_extension", "connect_body"), "likewise, and so are bodies"),
     **dict.fromkeys(("too_many_headers", "head_timeout"), "bounds for one connection, beside the length of a head"),
     **dict.fromkeys(("host_repeated", "host_missing"), "Host is written anew, once"),
+    "own_port": "the doctor has no gateway to listen; tests/egress/test_proxy.py has one",
     "trace": "a secret is for its own methods, and TRACE is none that one can have",
 }
 """Reasons with which nothing is prevented that another defence would not prevent as well."""
-OURS = ("Denied", "Malformed", "BadHello")
+OURS = ("Forbidden", "Malformed", "BadHello")
 
 
 def reasons() -> Iterator[str]:
@@ -351,7 +352,7 @@ def reasons() -> Iterator[str]:
     for path in Path(egress.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in OURS:
-                at = 1 if node.func.id == "Denied" else 0
+                at = 1 if node.func.id == "Forbidden" else 0
                 yield from texts(node.args[at])
             elif isinstance(node, ast.FunctionDef) and node.name == "_objection":
                 yield from (text for each in ast.walk(node) if isinstance(each, ast.Return) for text in texts(each))

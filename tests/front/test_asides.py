@@ -99,7 +99,7 @@ async def test_a_subscription_is_a_call(tmp_path: Path) -> None:
 async def test_a_session_is_subscribed_to_a_bounded_number_of_resources(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mcp_front, "MOST_WATCHED", 2)
+    monkeypatch.setattr(mcp_front, "MAX_WATCHED", 2)
     async with fronted(tmp_path) as (front, _):
         client = inbound()
         for name in ("doc:a", "doc:b", "doc:a"):

@@ -76,8 +76,8 @@ async def test_calls_that_wait_for_their_clients_are_bounded_in_number_and_memor
     def call(session: str, size: int = 0) -> Call:
         return Call("call_1", Principal("p"), "t", {"x": [{}] * size}, session=session)
 
-    monkeypatch.setattr(inbound, "MOST_PLACES", 4)
-    monkeypatch.setattr(inbound, "MOST_WEIGHT", 10_000)
+    monkeypatch.setattr(inbound, "MAX_PLACES", 4)
+    monkeypatch.setattr(inbound, "MAX_WEIGHT", 10_000)
     places = inbound.WaitingForClients()
     held = [places.take(call("a")) for _ in range(3)]
     assert held[0] is not None and held[1] is not None and held[2] is None, "as many as are left for others"

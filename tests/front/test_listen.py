@@ -224,10 +224,10 @@ async def test_the_second_request_of_a_connection_is_hurried_too(monkeypatch: py
 def test_strangers_take_nothing_from_our_own_user() -> None:
     refusals = Counted()
     admission = Admission(refusals, 1000)
-    assert sum(admission.enter(65534) for _ in range(2100)) == listen.MOST_OF_A_STRANGER
-    assert sum(admission.enter(uid) for uid in range(2000, 3000)) == listen.MOST_STRANGERS - listen.MOST_OF_A_STRANGER
+    assert sum(admission.enter(65534) for _ in range(2100)) == listen.MAX_OF_A_STRANGER
+    assert sum(admission.enter(uid) for uid in range(2000, 3000)) == listen.MAX_STRANGERS - listen.MAX_OF_A_STRANGER
     assert not admission.enter(None)
-    assert sum(admission.enter(1000) for _ in range(2100)) == listen.MOST_OWN
+    assert sum(admission.enter(1000) for _ in range(2100)) == listen.MAX_OWN
     assert set(refusals.reasons) == {"too_many_connections"}
     admission.leave(65534)
     assert admission.enter(None) and not admission.enter(65534), "one place was free, and is taken"
@@ -235,7 +235,7 @@ def test_strangers_take_nothing_from_our_own_user() -> None:
 
 def test_where_the_kernel_does_not_tell_nobody_is_a_stranger() -> None:
     admission = Admission(Counted(), None)
-    assert all(admission.enter(None) for _ in range(listen.MOST_OWN)) and not admission.enter(None)
+    assert all(admission.enter(None) for _ in range(listen.MAX_OWN)) and not admission.enter(None)
 
 
 async def test_idle_connections_of_another_user_are_few_and_do_not_last(
@@ -249,10 +249,10 @@ async def test_idle_connections_of_another_user_are_few_and_do_not_last(
                 assert one.recv(1) == b""
 
         async with anyio.create_task_group() as group:
-            for _ in range(2 * listen.MOST_OF_A_STRANGER):
+            for _ in range(2 * listen.MAX_OF_A_STRANGER):
                 group.start_soon(anyio.to_thread.run_sync, idle)
         assert set(place.refusals.reasons) <= {"too_many_connections", "too_slow"}
-        assert len(place.refusals.reasons) == 2 * listen.MOST_OF_A_STRANGER
+        assert len(place.refusals.reasons) == 2 * listen.MAX_OF_A_STRANGER
 
 
 async def test_a_stranger_is_heard_once(strange: None) -> None:
@@ -265,7 +265,7 @@ async def test_a_stranger_is_heard_once(strange: None) -> None:
 
 
 async def test_places_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listen, "MOST_OWN", 2)
+    monkeypatch.setattr(listen, "MAX_OWN", 2)
     async with listening() as place:
         for _ in range(6):
             assert (await place.said(HEAD + b"\r\n")).startswith(b"HTTP/1.1 200")
@@ -460,16 +460,16 @@ def test_whoever_may_show_a_token_is_heard_and_counted_apart() -> None:
     counted = Counted()
     admission = Admission(counted, 1000, tokens=True)
     assert admission.is_heard(None) and admission.is_heard(7) and not admission.is_own(None)
-    assert all(admission.enter(None, "192.0.2.1") for _ in range(listen.MOST_OF_A_HOLDER))
+    assert all(admission.enter(None, "192.0.2.1") for _ in range(listen.MAX_OF_A_HOLDER))
     assert (
         not admission.enter(None, "192.0.2.1")
         and admission.enter(None, "192.0.2.2")
         and admission.enter(7, "127.0.0.1")
     )
     for number in range(20):
-        for _ in range(listen.MOST_OF_A_HOLDER):
+        for _ in range(listen.MAX_OF_A_HOLDER):
             admission.enter(None, f"198.51.100.{number}")
-    assert admission._strangers == listen.MOST_HOLDERS and admission.enter(1000, "127.0.0.1"), "our own user has places"
+    assert admission._strangers == listen.MAX_HOLDERS and admission.enter(1000, "127.0.0.1"), "our own user has places"
     admission.leave(None, "192.0.2.1")
     assert admission.enter(None, "192.0.2.1")
     assert set(counted.reasons) == {"too_many_connections"}

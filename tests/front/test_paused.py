@@ -185,7 +185,7 @@ async def test_so_many_may_wait_and_no_more(monkeypatch: pytest.MonkeyPatch) -> 
 
 async def test_what_waits_keeps_so_much_memory_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     heavy = replace(CALL, inputs={"early": ["x"] * 1000})
-    monkeypatch.setattr(inbound, "MOST_WEIGHT", 150_000)
+    monkeypatch.setattr(inbound, "MAX_WEIGHT", 150_000)
     async with pausing() as (waiting, _):
         await begun(waiting, heavy)
         handle = await begun(waiting, heavy)

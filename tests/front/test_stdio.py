@@ -34,7 +34,7 @@ async def test_of_a_client_that_does_not_read_its_answers_nothing_more_is_read()
     sink, their_sink = os.pipe()
     answer = SessionMessage(JSONRPCResponse(jsonrpc="2.0", id=1, result={}))
     async with anyio.create_task_group() as group:
-        for _ in range(stdio.MOST_UNREAD):
+        for _ in range(stdio.MAX_UNREAD):
             group.start_soon(outbound.send, answer)
         await anyio.wait_all_tasks_blocked()
         group.start_soon(made._read, theirs, inbound, outbound)

@@ -226,7 +226,7 @@ async def asks(made: Approvals, digest: str, session: str | None) -> str:
 
 
 async def test_no_client_takes_all_places_of_waiting_questions(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(approval, "_MOST_WAITING", 8)
+    monkeypatch.setattr(approval, "_MAX_WAITING", 8)
     made = approvals(store)
     for number in range(4):
         assert await asks(made, f"greedy {number}", "greedy") == "approval_required"
@@ -246,7 +246,7 @@ async def test_no_client_takes_all_places_of_waiting_questions(store: Store, mon
 async def test_questions_that_are_asked_at_the_same_time_share_the_places(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(approval, "_MOST_WAITING", 8)
+    monkeypatch.setattr(approval, "_MAX_WAITING", 8)
     made = approvals(store)
     reasons: list[str] = []
 
@@ -263,7 +263,7 @@ async def test_questions_that_are_asked_at_the_same_time_share_the_places(
 async def test_calls_that_wait_for_an_answer_have_room_and_each_client_as_much_as_is_left_for_others(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(approval, "_MOST_WEIGHT", 100_000)
+    monkeypatch.setattr(approval, "_MAX_WEIGHT", 100_000)
     made = approvals(store, wait=tooling.PATIENCE)
     waiting = 0
 

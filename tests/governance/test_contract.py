@@ -213,7 +213,7 @@ def test_patterns_that_take_too_much_make_the_tool_unavailable() -> None:
 
 
 def test_what_is_kept_compiled_is_bounded_by_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringfence.governance.contract._MOST_COST", 3 * MAX_COST)
+    monkeypatch.setattr("ringfence.governance.contract._MAX_COST", 3 * MAX_COST)
     schemas = Schemas()
     definitions = [costly(f"t{number}", rf"^\pL{{{100 + number}}}$") for number in range(12)]
     for each in definitions:
@@ -433,7 +433,7 @@ def test_all_schemas_of_one_server_are_bounded_together(usable: bool, monkeypatc
             super().__init__(root)
 
     monkeypatch.setattr("ringfence.governance.contract.Schema", Counted)
-    monkeypatch.setattr("ringfence.governance.contract._MOST_COST", 3 * MAX_COST)
+    monkeypatch.setattr("ringfence.governance.contract._MAX_COST", 3 * MAX_COST)
     many = 1 if usable else 4
     greedy = [costly(f"t{n}", *(rf"^\pL{{{100 + many * n + each}}}$" for each in range(many))) for n in range(30)]
     pinned = {("helpdesk", each.name): each for each in greedy} | {("docs", "search_docs"): SEARCH}

@@ -26,7 +26,7 @@ from ringfence.core.errors import (
 from ringfence.core.model import Contract, Json, Mode, Outcome, Person, ServerSpec, ServerVolume, Status, Transport
 from ringfence.governance import approvals, journal
 from ringfence.governance.effects import NO_EFFECTS, PossibleEffects, effects_of_start, possible_effects
-from ringfence.governance.facts import Ending, build
+from ringfence.governance.facts import FinishedCall, build
 from ringfence.governance.journal import CallState
 from ringfence.sandbox.tools.definition import Changes, Tool
 from ringfence.sandbox.tools.toolkit import KIT, PROGRAMS
@@ -280,7 +280,7 @@ def test_a_crash_leaves_the_effect_that_a_lost_answer_has(ways: tuple[bool, ...]
     with Store.open(folder, keys) as second:
         (closed,) = second.reader().records(call_id=state.call.id, kind="finished")
     ran = replace(state, contract=READ, dispatched=True)
-    lost = build(Ending(ran, Outcome(Status.UNKNOWN, "answer_lost"), 1.0))
+    lost = build(FinishedCall(ran, Outcome(Status.UNKNOWN, "answer_lost"), 1.0))
     assert closed.body["effect"] == lost["effect"]
     basis = lost.get("effect_basis") if state.possible else None
     assert closed.body["facts"].get("effect_basis") == basis

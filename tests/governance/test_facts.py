@@ -16,7 +16,7 @@ from ringfence.core.model import Answer, Contract, Decision, Effect, Mode, Outco
 from ringfence.core.sessions import CellReport, StepReport, Within
 from ringfence.governance.disclosure import FACTS
 from ringfence.governance.effects import NO_EFFECTS, PossibleEffects, possible_effects
-from ringfence.governance.facts import Ending, build, effect, explanation
+from ringfence.governance.facts import FinishedCall, build, effect, explanation
 from ringfence.governance.journal import CallState
 from ringfence.sandbox.tools.results import judge
 from tests.boxing import report
@@ -48,15 +48,15 @@ def ending(
     within: Within | None = None,
     result: dict[str, Any] | None = None,
     **more: Any,
-) -> Ending:
+) -> FinishedCall:
     given = {"contract": replace(WRITE, digest="sha256:c"), "decision": DECISION, "dispatched": True, **more}
     given.setdefault("possible", of(given["contract"]))
     began = datetime(2026, 11, 15, 1, 2, 3, 456789, UTC)
     state = CallState(call(), "development", began_at=began, answer=Answer(None, ran=ran, within=within), **given)
-    return Ending(state, Outcome(status, code, result=result), 8003.12345)
+    return FinishedCall(state, Outcome(status, code, result=result), 8003.12345)
 
 
-def but(given: Ending, *, ran: Ran | None = None, **more: Any) -> Ending:
+def but(given: FinishedCall, *, ran: Ran | None = None, **more: Any) -> FinishedCall:
     """The same ending of a call that is another in this."""
     answer = given.state.answer if ran is None else Answer(None, ran=ran, within=given.state.within)
     return replace(given, state=replace(given.state, answer=answer, **more))
@@ -138,7 +138,7 @@ def test_how_it_ended(status: Status, code: str, ended: str | None) -> None:
 # ── Boxes ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def boxed(seen: BoxReport, limits: Limits = Limits(), **more: Any) -> Ending:  # noqa: B008
+def boxed(seen: BoxReport, limits: Limits = Limits(), **more: Any) -> FinishedCall:  # noqa: B008
     status, code = judge(seen)
     return ending(status, code, contract=BOX, ran=Ran(limits, seen), isolation=seen.isolation, **more)
 
@@ -285,7 +285,7 @@ NETWORK: dict[str, Any] = {"allowed": [], "denied": [], "failed": [], "bytes_in"
 GOT: dict[str, Any] = {"host": "api.example", "port": 443, "count": 2, "rule": "n"}
 
 
-def networked(**network: Any) -> Ending:
+def networked(**network: Any) -> FinishedCall:
     seen = replace(report(), network={**NETWORK, **network})
     return but(boxed(seen), contract=replace(BOX, network="n"), possible=SENDS)
 
@@ -379,7 +379,7 @@ DENIED = Decision(id="dec_2", allowed=False, reason="denied by no-net (No networ
         ),
     ],
 )
-def test_each_ending_has_its_sentence(given: Ending, sentence: str) -> None:
+def test_each_ending_has_its_sentence(given: FinishedCall, sentence: str) -> None:
     assert explanation(given) == sentence
 
 

@@ -215,7 +215,7 @@ def test_an_outcome_survives_keeping() -> None:
 async def test_a_long_result_is_kept_where_the_call_may_have_changed_something(
     mode: str, times: int, tmp_path: Path
 ) -> None:
-    long = {"content": [{"type": "text", "text": "x" * (idempotency.MOST_KEPT + 1)}]}
+    long = {"content": [{"type": "text", "text": "x" * (idempotency.MAX_KEPT + 1)}]}
     async with governed(tmp_path, Said(contracts=(contract("echo", mode=mode),)), [long, long]) as way:
         for _ in range(2):
             assert (await way.call("echo", {"a": 1}, idempotency_key="k")).result == long
@@ -226,7 +226,7 @@ async def test_a_long_result_is_kept_where_the_call_may_have_changed_something(
 async def test_a_bounded_number_of_results_is_kept_for_calls_that_changed_nothing(
     mode: str, times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(idempotency, "MOST_RESULTS", 2)
+    monkeypatch.setattr(idempotency, "MAX_RESULTS", 2)
     async with governed(tmp_path, Said(contracts=(contract("echo", mode=mode),)), [OK] * 5) as way:
         for key in ("a", "b", "c", "a", "c"):
             assert (await way.call("echo", {"a": 1}, idempotency_key=key)).ok
@@ -240,7 +240,7 @@ async def test_a_bounded_number_of_results_is_kept_for_calls_that_changed_nothin
 async def test_processes_that_keep_one_result_each_are_held_within_the_bounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(idempotency, "MOST_OF_ONE", 300_000)
+    monkeypatch.setattr(idempotency, "MAX_OF_ONE", 300_000)
     long = {"content": [{"type": "text", "text": "x" * 50_000}]}
     for n in range(9):
         async with governed(tmp_path, WRITE, [long]) as way:
@@ -251,7 +251,7 @@ async def test_processes_that_keep_one_result_each_are_held_within_the_bounds(
 
 async def test_the_oldest_kept_results_of_a_caller_give_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     long = {"content": [{"type": "text", "text": "x" * 50_000}]}
-    for name, most in (("MOST_OF_ONE", 300_000), ("MOST_OF_ALL", 500_000), ("_LOOK_BYTES", 1)):
+    for name, most in (("MAX_OF_ONE", 300_000), ("MAX_OF_ALL", 500_000), ("_LOOK_BYTES", 1)):
         monkeypatch.setattr(idempotency, name, most)
 
     def kept(way: Way, principal: str = "local/") -> list[str]:
@@ -280,7 +280,7 @@ async def test_one_agent_or_tenant_cannot_take_the_room_for_results_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long = {"content": [{"type": "text", "text": "x" * 50_000}]}
-    for name, most in (("MOST_OF_ONE", 10**9), ("MOST_OF_ALL", 500_000), ("_LOOK_BYTES", 1)):
+    for name, most in (("MAX_OF_ONE", 10**9), ("MAX_OF_ALL", 500_000), ("_LOOK_BYTES", 1)):
         monkeypatch.setattr(idempotency, name, most)
     quiet, neighbour = Principal("quiet"), Principal("neighbour", tenant="acme")
     greedy = [Principal(f"greedy{n}", tenant="acme") for n in range(2)]

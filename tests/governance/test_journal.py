@@ -37,7 +37,7 @@ def state_of(arguments: dict[str, Any], one: Contract = ECHO) -> CallState:
 
 
 def ended(made: CallState, outcome: Outcome) -> dict[str, Any]:
-    ending = facts.Ending(replace(made, dispatched=True), outcome, made.wall_ms)
+    ending = facts.FinishedCall(replace(made, dispatched=True), outcome, made.wall_ms)
     return read(journal.finished(made, outcome, facts.build(ending)), made.call.id)
 
 

@@ -275,7 +275,7 @@ def test_many_values_are_judged_as_each_of_them_is(pattern: str, values: list[st
 
 
 def test_rules_that_would_look_at_too_many_values_one_by_one_deny(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringfence.governance.policy._MOST_SEARCHES", 250)
+    monkeypatch.setattr("ringfence.governance.policy._MAX_SEARCHES", 250)
     last, rest = rule("deny", id="last", argument_patterns={"*": r"\Ano\z"}), rule("allow", id="rest")
     values = [f"value {number}" for number in range(100)]
     assert decide(last, rest, arguments={"values": values}).allowed

@@ -22,7 +22,7 @@ from tests.faking import OK, Said, Way, contract, governed, rulebook
 pytestmark = pytest.mark.anyio
 
 SAID = Said(contracts=(contract("echo", retry={"attempts": 1}), contract("other", tool="echo")))
-LONG: Json = {"content": [{"type": "text", "text": "x" * (idempotency.MOST_KEPT + 1)}]}
+LONG: Json = {"content": [{"type": "text", "text": "x" * (idempotency.MAX_KEPT + 1)}]}
 """More than is kept of a read, so that the next call under the same key is made."""
 
 
@@ -148,7 +148,7 @@ async def test_one_look_serves_all_that_wait_under_a_key(tmp_path: Path, monkeyp
 
 
 async def test_calls_that_wait_under_keys_have_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(idempotency, "_MOST_WAITING", 4)
+    monkeypatch.setattr(idempotency, "_MAX_WAITING", 4)
     async with governed(tmp_path, SAID) as way:
         way.servers.hold = anyio.Event()
 

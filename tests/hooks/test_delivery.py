@@ -13,7 +13,7 @@ import pytest
 from ringfence.audit.keys import load_or_create
 from ringfence.core.errors import StoreError
 from ringfence.core.model import Json
-from ringfence.hooks.delivery import MOST_TOGETHER, HookDelivery, HookFailed
+from ringfence.hooks.delivery import MAX_TOGETHER, HookDelivery, HookFailed
 from ringfence.hooks.position import FOLDER
 from ringfence.store import Store
 from tests.tooling import until
@@ -84,7 +84,7 @@ async def test_a_new_hook_gets_what_ends_from_then_on_in_order(store: Store) -> 
         await end(store, *(f"call_{number}" for number in range(250)))
         await until(lambda: len(hook.given) >= 250)
     assert hook.given == [f"call_{number}" for number in range(250)]
-    assert max(hook.batches) <= MOST_TOGETHER
+    assert max(hook.batches) <= MAX_TOGETHER
     assert hook.closed
 
 

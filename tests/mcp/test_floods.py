@@ -19,7 +19,7 @@ from tests.mcp.gateway import JSON, Gateway, about, text_of
 pytestmark = pytest.mark.anyio
 
 KINDS = ("messages", "progress", "pings", "comments", "crumbs", "hints")
-MOST_GROWTH = 150_000_000
+MAX_GROWTH = 150_000_000
 
 
 @pytest.fixture(scope="module")
@@ -96,4 +96,4 @@ async def test_a_flood_leaves_room_for_others_and_ends_at_its_deadline(
             assert ended == [], "the floods have no end of their own"
             group.cancel_scope.cancel()
         assert await echoes(client, 3) == expected
-        assert held_bytes(served) - before < MOST_GROWTH
+        assert held_bytes(served) - before < MAX_GROWTH

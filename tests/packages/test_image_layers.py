@@ -91,7 +91,7 @@ async def test_a_layer_that_unpacks_to_more_than_there_is_room_for(
 
 
 async def test_more_entries_than_are_kept(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "_MOST_ENTRIES", 2_000)
+    monkeypatch.setattr(images, "_MAX_ENTRIES", 2_000)
     fake.say(fake.image(layer(*((f"n{number}", "") for number in range(2_001)))))
     await refused(tmp_path, fake, "more than 2000 entries")
 

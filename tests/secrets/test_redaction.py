@@ -20,7 +20,7 @@ from ringfence.core.secret import REPLACEMENT, Secret
 from ringfence.secrets.patterns import shapes
 from ringfence.secrets.redaction import (
     KNOWN,
-    MOST_HELD,
+    MAX_HELD,
     Redacted,
     RedactingStream,
     SecretMatcher,
@@ -336,7 +336,7 @@ def test_a_shape_without_end_is_gone_and_memory_stays(values: SecretMatcher, siz
     out = stream.feed(b"token ghp_")
     for _ in range(2_000_000 // size):
         out += stream.feed((LETTERS_IN_BYTES * (size // 32 + 1))[:size])
-        assert stream.held <= MOST_HELD + size
+        assert stream.held <= MAX_HELD + size
     out += stream.feed(b" done\n") + stream.finish()
     assert out == b"token [redacted] done\n"
     assert stream.rules == {"github_token": 1}
@@ -346,7 +346,7 @@ def test_what_never_becomes_a_secret_is_not_held_for_ever(values: SecretMatcher)
     stream = RedactingStream(values)
     data = b"eyJ" + LETTERS_IN_BYTES * 4000
     assert stream.feed(data) != b""
-    assert stream.held <= MOST_HELD
+    assert stream.held <= MAX_HELD
 
 
 def test_a_long_value_goes_in_all_its_pieces() -> None:

@@ -182,10 +182,10 @@ def test_a_hundred_short_processes_leave_no_more_files_than_eight(
         with Store.open(folder, keys) as store:
             calls(store, number, 1)
 
-    for number in range(chainfiles.MOST_ENDED + 2):
+    for number in range(chainfiles.MAX_ENDED + 2):
         run(number)
     count, size = files(folder), on_disk(folder)
-    assert count <= 2 * chainfiles.MOST_ENDED + 1, "and one that says which state it is"
+    assert count <= 2 * chainfiles.MAX_ENDED + 1, "and one that says which state it is"
     for number in range(100, 190):
         run(number)
     assert files(folder) == count
@@ -195,7 +195,7 @@ def test_a_hundred_short_processes_leave_no_more_files_than_eight(
 
 
 def test_a_chain_is_taken_up_by_one_process_alone(folder: Path, keys: Keys, verified: Callable[[], None]) -> None:
-    for _ in range(chainfiles.MOST_ENDED):
+    for _ in range(chainfiles.MAX_ENDED):
         Store.open(folder, keys).close()
     with Store.open(folder, keys) as one, Store.open(folder, keys) as two, Store.open(folder, keys) as three:
         assert len({one.chain, two.chain, three.chain}) == 3
@@ -207,7 +207,7 @@ def test_a_chain_is_taken_up_by_one_process_alone(folder: Path, keys: Keys, veri
 def test_a_chain_that_was_taken_up_is_closed_after_a_crash(
     folder: Path, keys: Keys, verified: Callable[[], None]
 ) -> None:
-    for _ in range(chainfiles.MOST_ENDED):
+    for _ in range(chainfiles.MAX_ENDED):
         Store.open(folder, keys).close()
     last = Store.open(folder, keys)
     calls(last, 0, 1)
@@ -226,7 +226,7 @@ def test_a_chain_that_was_taken_up_is_closed_after_a_crash(
     ],
 )
 def test_a_chain_that_does_not_end_as_was_signed_is_not_taken_up(folder: Path, keys: Keys, damage: str) -> None:
-    for _ in range(chainfiles.MOST_ENDED):
+    for _ in range(chainfiles.MAX_ENDED):
         Store.open(folder, keys).close()
     with closing(sqlite3.connect(folder / "ringfence.db")) as connection:
         before = {row[0] for row in connection.execute("SELECT chain FROM chains")}

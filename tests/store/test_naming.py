@@ -114,7 +114,7 @@ def test_a_chain_that_is_taken_up_again_cannot_be_cut_back_with_its_old_checkpoi
     folder: Path, keys: Keys, report: Callable[[], Verification], tmp_path: Path
 ) -> None:
     with Store.open(folder, keys) as gateway:
-        for number in range(chainfiles.MOST_ENDED):
+        for number in range(chainfiles.MAX_ENDED):
             short(folder, keys, f"before{number}")
         old = {path.name: path.read_bytes() for path in (folder / "checkpoints").iterdir()}
         with database(folder) as connection:
@@ -139,7 +139,7 @@ def test_a_chain_that_is_taken_up_again_cannot_be_cut_back_with_its_old_checkpoi
 
 def enough(folder: Path, keys: Keys) -> None:
     """So many processes that the next one goes on with a chain."""
-    for number in range(chainfiles.MOST_ENDED + 1):
+    for number in range(chainfiles.MAX_ENDED + 1):
         short(folder, keys, f"before{number}")
 
 
@@ -284,13 +284,13 @@ def test_short_processes_beside_one_that_runs_cost_little_more_than_alone(
             return int(connection.execute("SELECT sum(length(text)) FROM records").fetchone()[0])
 
     with Store.open(folder, keys):
-        for number in range(chainfiles.MOST_ENDED + 2):
+        for number in range(chainfiles.MAX_ENDED + 2):
             short(folder, keys, f"first{number}")
         before = size()
         for number in range(30):
             short(folder, keys, f"then{number}")
         assert (size() - before) / 30 < 1500
-    assert not [body for body in bodies(folder, OPENED)[chainfiles.MOST_ENDED + 2 :] if "ends" in body]
+    assert not [body for body in bodies(folder, OPENED)[chainfiles.MAX_ENDED + 2 :] if "ends" in body]
     assert report().ok, str(report())
 
 

@@ -618,7 +618,7 @@ def test_so_many_heads_are_kept_and_no_more(
     store: Store, folder: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pruning, "HEADS_APART", 1)
-    monkeypatch.setattr(pruning, "MOST_HEADS", 8)
+    monkeypatch.setattr(pruning, "MAX_HEADS", 8)
     moments = []
     for number in range(30):
         call(store, f"c{number}")

@@ -53,7 +53,7 @@ def test_a_histogram_counts_what_is_at_most_its_bound_and_all_of_it() -> None:
 
 @pytest.mark.parametrize("made", [Counter, Histogram])
 def test_nobody_fills_the_memory_with_labels(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "MOST_SERIES", 3)
+    monkeypatch.setattr(registry, "MAX_SERIES", 3)
     family = made("many", "Many.", "name")
     for number in range(10):
         family.add(f"n{number}") if made is Counter else family.observe(1.0, f"n{number}")
@@ -62,7 +62,7 @@ def test_nobody_fills_the_memory_with_labels(made: Any, monkeypatch: pytest.Monk
 
 
 def test_one_owner_leaves_others_their_share_and_loses_no_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "MOST_SERIES", 8)
+    monkeypatch.setattr(registry, "MAX_SERIES", 8)
     calls = Counter("calls", "Calls.", "tool", "agent", "reason", whose="agent")
     for number in range(20):
         calls.add(f"t{number}", "greedy", "ok", by=2.0)

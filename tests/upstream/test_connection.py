@@ -200,7 +200,7 @@ async def test_a_listing_of_long_pages_is_given_up_before_it_fills_the_memory() 
 
 @pytest.mark.parametrize("pages", [1, 10])
 async def test_a_listing_of_too_many_tools_is_refused_and_as_many_as_may_be_are_read(pages: int) -> None:
-    most = connection.MOST_DEFINITIONS
+    most = connection.MAX_DEFINITIONS
 
     def listing(count: int) -> Any:
         async def page(params: Json, exchange: Any) -> Json:

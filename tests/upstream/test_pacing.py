@@ -20,7 +20,7 @@ from ringfence.upstream import pacing
 from ringfence.upstream.host_process import HostLauncher
 from ringfence.upstream.http import HttpLink, _Place
 from ringfence.upstream.link import InFlight, ServerLink
-from ringfence.upstream.pacing import MOST_ANSWERS, MOST_QUESTIONS, MOST_TOLD, Floods, Intake, LinkBudget, Rereads
+from ringfence.upstream.pacing import MAX_ANSWERS, MAX_QUESTIONS, MAX_TOLD, Floods, Intake, LinkBudget, Rereads
 from ringfence.upstream.stdio import StdioLink
 from tests import tooling
 
@@ -86,7 +86,7 @@ def test_what_is_spent_within_the_burst_waits_for_nothing() -> None:
 
 def test_more_questions_than_can_be_thought_about_are_not_taken() -> None:
     intake = Intake()
-    assert [intake.asked(number) for number in range(MOST_ANSWERS + 5)] == [True] * MOST_ANSWERS + [False] * 5
+    assert [intake.asked(number) for number in range(MAX_ANSWERS + 5)] == [True] * MAX_ANSWERS + [False] * 5
     assert not intake.asked(0), "nor one of an id that is still owed an answer"
     intake.answered(0)
     assert intake.asked("another")
@@ -106,9 +106,9 @@ async def test_questions_that_wait_for_people_are_bounded() -> None:
             done.set()
 
     async with anyio.create_task_group() as group:
-        for _ in range(MOST_QUESTIONS + 3):
+        for _ in range(MAX_QUESTIONS + 3):
             group.start_soon(ask)
-    assert answers == [None] * 3 + [{"yes": 1}] * MOST_QUESTIONS
+    assert answers == [None] * 3 + [{"yes": 1}] * MAX_QUESTIONS
 
 
 async def test_a_client_that_takes_nothing_is_told_no_more() -> None:
@@ -120,11 +120,11 @@ async def test_a_client_that_takes_nothing_is_told_no_more() -> None:
 
     exchange = InFlight(ask=nothing, tell=slow)
     async with anyio.create_task_group() as group:
-        for number in range(MOST_TOLD + 20):
+        for number in range(MAX_TOLD + 20):
             group.start_soon(exchange.hear, "notifications/progress", {"progress": number})
         await anyio.wait_all_tasks_blocked()
         open_door.set()
-    assert len(taken) == MOST_TOLD
+    assert len(taken) == MAX_TOLD
 
 
 async def test_a_message_is_priced_by_its_values_not_by_its_bytes_alone(for_ever: None) -> None:
@@ -162,7 +162,7 @@ async def test_a_flood_over_http_is_held_back_and_nothing_else_is(flooding_url: 
             assert result["content"][0]["text"] == str(number)
         assert link._intake.floods.count == 1, "it is held back still"
         assert len(heard.told) <= pacing._BURST / pacing._NOTIFICATION
-        assert len(link._intake._unanswered) <= MOST_ANSWERS
+        assert len(link._intake._unanswered) <= MAX_ANSWERS
         group.cancel_scope.cancel()  # as a deadline does
 
 
@@ -296,7 +296,7 @@ while True:
         group.start_soon(link.request, "tools/call", {}, heard.exchange)
         await held_back(floods)
         assert len(heard.told) <= pacing._BURST / pacing._NOTIFICATION
-        assert len(link._intake._unanswered) <= MOST_ANSWERS
+        assert len(link._intake._unanswered) <= MAX_ANSWERS
         group.cancel_scope.cancel()
 
 
@@ -336,7 +336,7 @@ time.sleep(1000)
         group.start_soon(link.run, ready.set, tell)
         with anyio.fail_after(120):
             await said.wait()
-        assert len(link._intake._unanswered) == MOST_ANSWERS
+        assert len(link._intake._unanswered) == MAX_ANSWERS
         group.cancel_scope.cancel()
 
 

@@ -48,7 +48,7 @@ _RUNS = ("started", "answered")
 """Records of what may run on an approval: a call, and what its caller answers to a server in the course of it."""
 _RUNS_ON = '"approval":{"asked":'
 """Never within what records share: no two calls run on the same approval."""
-_MOST_PARTS = 10_000
+_MAX_PARTS = 10_000
 _LATE_SECONDS = 60.0
 """Between the look at the clock and the record of the start; a busy machine needs its time."""
 
@@ -294,7 +294,7 @@ class ApprovalVerifier:
                 part = part_named(digest, find)
                 speaks = part.get("approval") is not None or _asks(part)
                 if part:
-                    if len(self._speaking) >= _MOST_PARTS:
+                    if len(self._speaking) >= _MAX_PARTS:
                         self._speaking.clear()
                     self._speaking[digest] = speaks
             if speaks:

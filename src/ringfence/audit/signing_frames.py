@@ -7,7 +7,7 @@ from typing import IO
 
 from ringfence.audit.chain import MAX_RECORD_BYTES
 
-_MOST = 4 * MAX_RECORD_BYTES
+_MAX_FRAME = 4 * MAX_RECORD_BYTES
 
 
 def write_request(file: IO[bytes], parts: Iterable[bytes]) -> None:
@@ -37,7 +37,7 @@ def read_answer(file: IO[bytes]) -> tuple[bytes, bool]:
 
 
 def _exactly(file: IO[bytes], size: int) -> bytes:
-    if size > _MOST:
+    if size > _MAX_FRAME:
         raise EOFError("a part is longer than any can be")
     data = file.read(size)
     if len(data) < size:

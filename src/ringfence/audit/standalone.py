@@ -41,7 +41,7 @@ RECORD = b"ringfence/1 record\0"
 GENESIS = "0" * 64
 LATE = 60.0
 """Seconds between a record and the checkpoint that covers it, at most, unless its process was killed."""
-MOST = 100_000_000
+MAX_LINE = 100_000_000
 """Characters of a line; a longer one is no line of an export."""
 ASKED, ANSWERED = "approval_asked", "approval_answered"
 COLUMNS = [
@@ -159,7 +159,7 @@ class LogExport:
 
     def load(self, path: Path) -> None:
         with path.open("rb") as file:
-            for number, line in enumerate(iter(lambda: file.readline(MOST), b""), 1):
+            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE), b""), 1):
                 if self._closed:
                     self.faults.append(f"line {number} was added after the closing line")
                     break

@@ -17,7 +17,7 @@ from ringfence.core.model import IssuedToken, Json
 
 CREATED = "token_created"
 REVOKED = "token_revoked"
-_MOST_KNOWN = 10_000
+_MAX_KNOWN = 10_000
 
 
 def about(token: IssuedToken) -> Json:
@@ -60,7 +60,7 @@ class TokenProofs:
             return True
         if self._state is None or body.get("state") != self._state.id or not has_signature(self._public, body):
             return False
-        if len(self._good) >= _MOST_KNOWN:
+        if len(self._good) >= _MAX_KNOWN:
             self._good.clear()
         self._good[digest] = None
         return True

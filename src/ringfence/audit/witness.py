@@ -23,7 +23,7 @@ from ringfence.audit.chain import (
 from ringfence.core.errors import StoreError
 
 _BEGINS = b'{"signature":'
-_MOST = 4096
+_MAX_LINE = 4096
 """Bytes of a line that is looked at: a checkpoint has far less, and what a system log puts before it is short."""
 
 
@@ -58,7 +58,7 @@ def _lines(file: Iterable[bytes]) -> Iterator[bytes]:
     for line in file:
         # What a crash cut off may stand before a whole one; and a system log puts the time before each.
         begin = line.rfind(_BEGINS)
-        if begin >= 0 and len(line) - begin <= _MOST:
+        if begin >= 0 and len(line) - begin <= _MAX_LINE:
             yield line[begin:].strip()
 
 

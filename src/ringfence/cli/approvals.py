@@ -19,7 +19,7 @@ from ringfence.core.errors import Refused
 from ringfence.core.model import GuardedText, Json, Person
 from ringfence.core.sizes import short_time
 from ringfence.governance import question
-from ringfence.governance.approvals import MOST_REASON, answer, objection
+from ringfence.governance.approvals import MAX_REASON, answer, objection
 from ringfence.governance.approvals import allow as give
 from ringfence.governance.approvals import revoke as withdraw
 from ringfence.governance.guard import Guard
@@ -256,7 +256,7 @@ def _said(approval: Approval, person: Person, reason: str | None) -> GuardedText
         common.fail(f"{person.name} may not answer this: {problem}")
     if not reason and approval.terms.get("reason"):
         common.fail(f"rule {approval.rule} wants a reason; add: --reason TEXT")
-    return None if reason is None else Guard(_no_schema).message(reason, most=MOST_REASON)
+    return None if reason is None else Guard(_no_schema).message(reason, most=MAX_REASON)
 
 
 def _no_schema(definition: object, value: object) -> None:

@@ -87,12 +87,15 @@ def list_(
     if everything and shadow:
         common.fail("--all lists every record, --shadow calls: give one", 2)
     with _log(config_path, demo) as reader:
+        # One more than is asked for tells whether there are more.
         if shadow:
-            rows = list(itertools.islice(_shadow_rows(reader), limit))
+            rows = list(itertools.islice(_shadow_rows(reader), limit + 1))
         elif everything:
-            rows = [_any_row(record) for record in reader.records(newest_first=True, limit=limit)]
+            rows = [_any_row(record) for record in reader.records(newest_first=True, limit=limit + 1)]
         else:
-            rows = list(itertools.islice(_call_rows(reader), limit))
+            rows = list(itertools.islice(_call_rows(reader), limit + 1))
+    more = len(rows) > limit
+    del rows[limit:]
     if as_json:
         common.dump(rows)
     elif not rows:
@@ -102,6 +105,8 @@ def list_(
         if shadow and sys.stdout.isatty():
             counts = Counter(rule for row in rows for rule in row["shadow"].split(", "))
             print("\n" + ", ".join(f"{safe(rule)}: {count}" for rule, count in counts.most_common()))
+    if more:
+        print(f"There are more; these are the newest {limit} (--limit).", file=sys.stderr)
 
 
 @audit.command(short_help="Show all records of a call, and its stored payloads.")

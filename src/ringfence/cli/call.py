@@ -34,7 +34,7 @@ _REVISION = "2025-11-25"
 _ACCEPT = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
 _CONNECT_SECONDS = 10.0
 _PARTING_SECONDS = 2.0
-_MOST_BYTES = 16_000_000
+_MAX_BYTES = 16_000_000
 _CALL_ID = 2
 _LONGEST_WAIT = 3600
 _UNIX = "unix:"
@@ -404,8 +404,8 @@ async def _messages(response: aiohttp.ClientResponse) -> AsyncIterator[Json]:
     buffer = b""
     async for chunk in response.content.iter_any():
         buffer += chunk
-        if len(buffer) > _MOST_BYTES:
-            raise OutcomeUnknown("answer_unusable", f"the gateway sent more than {_MOST_BYTES} bytes in one message")
+        if len(buffer) > _MAX_BYTES:
+            raise OutcomeUnknown("answer_unusable", f"the gateway sent more than {_MAX_BYTES} bytes in one message")
         if streams:
             *events, buffer = buffer.replace(b"\r\n", b"\n").split(b"\n\n")
             for event in events:

@@ -1,7 +1,7 @@
 """The program `ringfence`.
 
 Every verb is read, run and explained by Typer, which takes longer to load than a box takes to run. So what has one
-meaning needs no Typer: `--version`, and `run` with words that are well-formed. All else is for `commands`.
+meaning needs no Typer: `--version`, `--help`, and `run` with words that are well-formed. All else is for `commands`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 
 from ringfence import __version__
 from ringfence.cli.verbs import VERBS as VERBS
+from ringfence.cli.verbs import overview
 
 # Not from typing, which is larger than all that `--version` needs.
 TYPE_CHECKING = False
@@ -33,6 +34,8 @@ def main() -> None:
     try:
         if words == ["--version"]:
             print(f"ringfence {__version__}")
+        elif words in (["--help"], ["-h"]) and (text := overview()) is not None:
+            print(text, end="")
         elif words[:1] != ["run"] or not _ran(words[1:]):
             command = _gateway(words) if words[:1] == ["serve"] else command_line(words)
             gc.freeze()

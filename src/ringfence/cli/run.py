@@ -29,7 +29,7 @@ from ringfence.core.box import Stream
 from ringfence.core.errors import RingfenceError
 from ringfence.core.model import Json, Outcome, Status
 
-_MOST_NAMED = 10
+_MAX_NAMED = 10
 _STREAMS = ("/dev/", "/proc/self/fd/")
 """What the shell and the system name streams by, which are links."""
 
@@ -252,10 +252,10 @@ def _hint(outcome: Outcome, sink: Sink) -> None:
 def _name_left_out(outcome: Outcome) -> None:
     """Say what of /workspace/output was not copied; facts have all of it."""
     skipped = dict(outcome.facts.get("skipped", {}))
-    for path in list(skipped)[:_MOST_NAMED]:
+    for path in list(skipped)[:_MAX_NAMED]:
         _say(f"not copied: {safe(path)}: {safe(skipped[path])}")
-    if len(skipped) > _MOST_NAMED:
-        _say(f"not copied: {len(skipped) - _MOST_NAMED} more; --facts names them")
+    if len(skipped) > _MAX_NAMED:
+        _say(f"not copied: {len(skipped) - _MAX_NAMED} more; --facts names them")
 
 
 def _show(structured: object) -> None:

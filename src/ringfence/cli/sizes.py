@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ringfence.core import sizes
 from ringfence.core.box import MIB
 
-_MOST_MB = 2**24
+_MAX_MB = 2**24
 """The largest size that an option takes, in MiB."""
 
 
@@ -18,8 +18,8 @@ def size_in_bytes(least_mb: int) -> Callable[[str], int]:
         number = sizes.parse_size(text)
         if number < least_mb * MIB:
             raise ValueError(f"{text} is too small: {least_mb}M is the least")
-        if number > _MOST_MB * MIB:
-            raise ValueError(f"{text} is too large: {_MOST_MB}M is the most")
+        if number > _MAX_MB * MIB:
+            raise ValueError(f"{text} is too large: {_MAX_MB}M is the most")
         return number
 
     return parse

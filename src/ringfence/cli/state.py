@@ -28,7 +28,7 @@ from ringfence.packages.install_boxes import project_name
 from ringfence.store import Reader, history
 from ringfence.store.schema import DATABASE
 
-_MOST_NAMED = 6
+_MAX_NAMED = 6
 _WIDEST = 100
 _DATABASE = tuple(f"{DATABASE}{ending}" for ending in ("", "-wal", "-shm", "-journal"))
 _TREES = ("npm", "pypi", "image")
@@ -429,8 +429,8 @@ def _described(entry: CacheEntry) -> Json:
 
 
 def _title(about: Json) -> str:
-    names = ", ".join(about["names"][:_MOST_NAMED])
-    more = len(about["names"]) - _MOST_NAMED
+    names = ", ".join(about["names"][:_MAX_NAMED])
+    more = len(about["names"]) - _MAX_NAMED
     words = f"{names}, and {more} more" if more > 0 else names or Path(about["path"]).name
     what = {"wheels": "wheels of the index", "leftover": "a leftover"}.get(about["kind"], str(about["kind"]))
     return f"{what} ({short_size(about['bytes'])}): {cut(words, _WIDEST)}"

@@ -15,7 +15,7 @@ from ringfence.cli.terminal import moment, safe
 from ringfence.config import Config
 from ringfence.core.errors import StoreError
 from ringfence.core.model import IssuedToken, Json
-from ringfence.identity.tokens import LEAST_SECONDS, MOST_SECONDS, TOKEN_ID, USUAL_SECONDS
+from ringfence.identity.tokens import MAX_SECONDS, MIN_SECONDS, TOKEN_ID, USUAL_SECONDS
 from ringfence.store import Reader
 
 token = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -40,8 +40,8 @@ def create(
         USUAL_SECONDS,
         "--expires",
         metavar="SECONDS",
-        min=LEAST_SECONDS,
-        max=MOST_SECONDS,
+        min=MIN_SECONDS,
+        max=MAX_SECONDS,
         help="How long it is valid; 30 days unless given, 366 days at most.",
     ),
     as_json: bool = typer.Option(False, "--json", help="Print a JSON object: token, id, and whose it is until when."),

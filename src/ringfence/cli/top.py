@@ -23,7 +23,7 @@ from ringfence.config import Config
 from ringfence.core.model import Json
 from ringfence.core.sizes import short_size
 
-_MOST_ROWS = 12
+_MAX_ROWS = 12
 """Of one kind; how many more there are is said."""
 _FRESH = "\x1b[?1049h\x1b[?25l"
 _HOME = "\x1b[H"
@@ -150,8 +150,8 @@ def lines(found: Json) -> list[str]:
 def _part(title: str, heads: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
     if not rows:
         return ["", f"{title}: none"]
-    more = [f"… {len(rows) - _MOST_ROWS} more"] if len(rows) > _MOST_ROWS else []
-    return ["", f"{title}: {len(rows)}", *table(heads, rows[:_MOST_ROWS]).splitlines(), *more]
+    more = [f"… {len(rows) - _MAX_ROWS} more"] if len(rows) > _MAX_ROWS else []
+    return ["", f"{title}: {len(rows)}", *table(heads, rows[:_MAX_ROWS]).splitlines(), *more]
 
 
 def _word(text: str | None) -> str:

@@ -19,7 +19,7 @@ from ringfence.core.model import Call, Json, Outcome, Status
 from ringfence.governance.undo import UndoStep, plan
 from ringfence.store import Reader
 
-_MOST = 1000
+_MAX_CALLS = 1000
 """Calls of one session."""
 
 
@@ -117,8 +117,8 @@ def _of_session(reader: Reader, session: str) -> Iterable[str]:
     for record in reader.records(kind="finished", newest_first=True):
         if (record.body.get("call") or {}).get("session") == session and record.body.get("effect") != "none":
             seen += 1
-            if seen > _MOST:
-                common.fail(f"the session has more than {_MOST} calls: name them", 2)
+            if seen > _MAX_CALLS:
+                common.fail(f"the session has more than {_MAX_CALLS} calls: name them", 2)
             yield str(record.call_id)
 
 

@@ -14,7 +14,7 @@ from ringfence.core.errors import StoreError
 from ringfence.core.model import Json
 
 FOLDER = "doctor"
-_MOST_BYTES = 4_000_000
+_MAX_BYTES = 4_000_000
 _PLACES = ("box", "session", "server")
 
 
@@ -48,7 +48,7 @@ def _read(path: Path) -> Json | None:
         with open(descriptor, "rb") as file:
             if system.stranger(os.fstat(descriptor)):
                 return None
-            found = json.loads(file.read(_MOST_BYTES))
+            found = json.loads(file.read(_MAX_BYTES))
     except (OSError, ValueError, RecursionError):
         return None
     whole = isinstance(found, dict) and isinstance(found.get("cases"), list) and isinstance(found.get("host"), dict)

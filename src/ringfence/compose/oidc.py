@@ -14,7 +14,7 @@ from ringfence.egress.resolver import CheckedResolver
 from ringfence.identity.oidc import TokenReader
 
 _SECONDS = 10.0
-_MOST_BYTES = 256 * 1024
+_MAX_BYTES = 256 * 1024
 
 
 def token_reader(issuer: Issuer) -> TokenReader:
@@ -42,8 +42,8 @@ def token_reader(issuer: Issuer) -> TokenReader:
                 body = b""
                 async for part in answer.content.iter_chunked(65_536):
                     body += part
-                    if len(body) > _MOST_BYTES:
-                        raise Unavailable("no_issuer", f"its answer has more than {_MOST_BYTES} bytes")
+                    if len(body) > _MAX_BYTES:
+                        raise Unavailable("no_issuer", f"its answer has more than {_MAX_BYTES} bytes")
                 return body
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise Unavailable("no_issuer", f"it cannot be reached: {type(error).__name__}") from None

@@ -22,7 +22,7 @@ from ringfence.store import Reader, Record
 
 SECONDS = 60.0
 """Rates are those of so long."""
-_MOST_READ = 2000
+_MAX_READ = 2000
 """Ended calls that are read at once; of more, the oldest are not counted."""
 _KEEPER_SECONDS = 5.0
 _NOT_CALLS = ("server", "listing")
@@ -46,7 +46,7 @@ class Overview:
         self._after = reader.last_number()
         self._ended: deque[_Ended] = deque()
         since = time.time() - SECONDS
-        for record in reader.records(kind="finished", newest_first=True, limit=_MOST_READ):
+        for record in reader.records(kind="finished", newest_first=True, limit=_MAX_READ):
             if record.at < since:
                 break
             if (found := _ended(record)) is not None:
@@ -69,9 +69,9 @@ class Overview:
     def _catch_up(self) -> None:
         newest = self._reader.last_number()
         while self._after < newest:
-            found = self._reader.ended_after(self._after, _MOST_READ)
+            found = self._reader.ended_after(self._after, _MAX_READ)
             self._ended.extend(each for _, record in found if (each := _ended(record)) is not None)
-            self._after = found[-1][0] if len(found) == _MOST_READ else newest
+            self._after = found[-1][0] if len(found) == _MAX_READ else newest
         since = time.time() - SECONDS
         while self._ended and self._ended[0].at < since:
             self._ended.popleft()

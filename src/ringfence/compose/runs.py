@@ -69,10 +69,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ringfence")
 
-_MOST_ARGUMENT_BYTES = 128 * MIB
-_MOST_RESULT_BYTES = 2**31
+_MAX_ARGUMENT_BYTES = 128 * MIB
+_MAX_RESULT_BYTES = 2**31
 """The caller is in this process and set the limits of the box; a result is not cut a second time."""
-_MOST_RESOURCE_BYTES = 16 * MIB
+_MAX_RESOURCE_BYTES = 16 * MIB
 
 
 # ── What boxes a configuration gives ──────────────────────────────────────────────────────────────
@@ -199,7 +199,7 @@ def _beside(contract: Contract, declared: Mapping[str, Contract]) -> Contract:
 def own_lists(settings: Config) -> Contract:
     """The contract for reading, as resources, the files that one's own sessions left."""
     given = {"transport": "sandboxed_exec", "tool": "resources/read", "mode": "read"}
-    contract, _ = build(f"{SERVER}:lists", {**given, "result": {"max_bytes": _MOST_RESOURCE_BYTES}})
+    contract, _ = build(f"{SERVER}:lists", {**given, "result": {"max_bytes": _MAX_RESOURCE_BYTES}})
     declared = {n: c for n, c in settings.contracts.items() if c.transport is Transport.SANDBOXED_EXEC}
     return _beside(contract, declared)
 
@@ -246,7 +246,7 @@ class Runs:
         router = make_router(settings, broker, executor.installer)
         executor.router = executor.router or router
         executor.broker = executor.broker or router
-        self._schemas = schemas = Schemas(most_bytes=_MOST_ARGUMENT_BYTES)
+        self._schemas = schemas = Schemas(most_bytes=_MAX_ARGUMENT_BYTES)
         self._names: dict[str, str] = {}
         rules = Rulebook(
             environment=settings.environment,
@@ -268,7 +268,7 @@ class Runs:
         )
 
     def _catalog(self, tools: Sequence[str]) -> Catalog:
-        given = own_contracts(self._settings, _MOST_RESULT_BYTES, tools)
+        given = own_contracts(self._settings, _MAX_RESULT_BYTES, tools)
         contracts = {name: _unshortened(contract) for name, contract in given.items()}
         self._names = {contract.tool: name for name, contract in reversed(contracts.items())}
         own = own_definitions(contracts, self.executor.provision, self._settings.networks, wide=True)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ringfence")
 
-_MOST_TOKEN_BYTES = 4096
+_MAX_TOKEN_BYTES = 4096
 
 
 class ConfiguredSecrets:
@@ -106,7 +106,7 @@ def _token(spec: VaultSpec) -> str | None:
         return paths.variable(spec.token_env)
     try:
         with open(spec.token_file, encoding="utf-8") as file:
-            return file.read(_MOST_TOKEN_BYTES).strip()
+            return file.read(_MAX_TOKEN_BYTES).strip()
     except (OSError, UnicodeDecodeError):
         return None
 

@@ -26,9 +26,9 @@ from ringfence.core.quoting import quoted
 from ringfence.core.record import dataclass
 from ringfence.secrets.redaction import SecretMatcher
 
-MOST_SERVERS = 100
-MOST_WORDS = 256
-MOST_SETTINGS = 256
+MAX_SERVERS = 100
+MAX_WORDS = 256
+MAX_SETTINGS = 256
 LONGEST_TEXT = 32_768
 LONGEST_NAME = 200
 
@@ -174,8 +174,8 @@ class _Reader:
         if not isinstance(section, dict):
             self._problem(present[0], "must be a mapping of servers by name")
             section = {}
-        if len(section) > MOST_SERVERS:
-            self._problem(present[0], f"has {len(section)} servers; at most {MOST_SERVERS} are read")
+        if len(section) > MAX_SERVERS:
+            self._problem(present[0], f"has {len(section)} servers; at most {MAX_SERVERS} are read")
             section = {}
         client = self._client(present[0])
         servers = tuple(self._server(str(name), entry) for name, entry in section.items())
@@ -192,7 +192,7 @@ class _Reader:
         if not isinstance(value, list):
             self._problem("inputs", "must be a list")
             return ()
-        ids = (item.get("id") if isinstance(item, dict) else None for item in value[:MOST_SETTINGS])
+        ids = (item.get("id") if isinstance(item, dict) else None for item in value[:MAX_SETTINGS])
         return tuple(ident for ident in ids if isinstance(ident, str) and len(ident) <= LONGEST_NAME)
 
     # ── One server ──
@@ -246,8 +246,8 @@ class _Reader:
         if entry.get("command") is None:
             return ()
         args = entry.get("args", [])
-        if not isinstance(args, list) or len(args) > MOST_WORDS:
-            self._problem(f"{where}.args", f"must be a list of at most {MOST_WORDS} words")
+        if not isinstance(args, list) or len(args) > MAX_WORDS:
+            self._problem(f"{where}.args", f"must be a list of at most {MAX_WORDS} words")
             return ()
         found = [self._text(f"{where}.command", entry["command"])]
         found += [self._text(f"{where}.args[{index}]", word) for index, word in enumerate(args)]
@@ -344,8 +344,8 @@ class _Reader:
     def _settings(self, where: str, value: Any, named: Any) -> tuple[Setting, ...]:
         if value is None:
             return ()
-        if not isinstance(value, dict) or len(value) > MOST_SETTINGS:
-            self._problem(where, f"must be a mapping of at most {MOST_SETTINGS} names")
+        if not isinstance(value, dict) or len(value) > MAX_SETTINGS:
+            self._problem(where, f"must be a mapping of at most {MAX_SETTINGS} names")
             return ()
         out: list[Setting] = []
         for name, given in value.items():

@@ -19,7 +19,7 @@ from ringfence.core.quoting import quoted
 from ringfence.core.record import dataclass
 
 _LONGEST_FILE = 65_536
-_MOST_LINES = 256
+_MAX_LINES = 256
 _ENGINES = ("docker", "podman", "nerdctl")
 _FLAGS = {"-i", "--interactive", "--rm", "-t", "--tty", "--init", "--read-only", "-q", "--quiet", "--sig-proxy"}
 _DROPPED = {
@@ -275,7 +275,7 @@ def variables(client: Path, path: str, notes: list[str]) -> list[tuple[str, str]
         notes.append(f"--env-file {path[:80]} cannot be read: {problems[0].text if problems else 'it is too long'}")
         return []
     found = []
-    for line in text.splitlines()[:_MOST_LINES]:
+    for line in text.splitlines()[:_MAX_LINES]:
         name, sign, value = line.strip().partition("=")
         if sign and not name.startswith("#") and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,200}", name, re.ASCII):
             found.append((name, value))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ringfence.config import paths
 
-_MOST_LINKS = 40
+_MAX_LINKS = 40
 
 
 class UntrustedLink(ValueError):
@@ -38,7 +38,7 @@ def real(given: Path) -> Path:
             found = step
             continue
         links += 1
-        if links > _MOST_LINKS or not _is_trusted(step):
+        if links > _MAX_LINKS or not _is_trusted(step):
             why = f"{step} is a link, which is not followed: what can write that folder chooses where it leads"
             raise UntrustedLink(f"{why}. If you mean {os.path.realpath(step)}, name that")
         found = "" if target.startswith("/") else found

@@ -26,7 +26,7 @@ from ringfence.core.errors import RingfenceError
 from ringfence.core.model import ADMIN, GuardedText, Json, Person
 from ringfence.core.quoting import quoted
 from ringfence.core.record import dataclass
-from ringfence.governance.approvals import MOST_REASON
+from ringfence.governance.approvals import MAX_REASON
 from ringfence.identity import NotAdmitted
 from ringfence.identity.peers import PEER
 
@@ -87,7 +87,7 @@ class Visit:
 
     def reason(self) -> GuardedText:
         """What they say of it, as it may go on record."""
-        return self.gateway.clean(self.given.get("reason", "").strip(), MOST_REASON)
+        return self.gateway.clean(self.given.get("reason", "").strip(), MAX_REASON)
 
     def not_entitled(self, what: str) -> Response:
         self.gateway.refused("not_entitled", self.request.scope.get(PEER))

@@ -15,7 +15,7 @@ from ringfence.core.aio import in_thread
 from ringfence.core.errors import Refused
 from ringfence.core.model import Json, Person
 from ringfence.governance import question
-from ringfence.governance.approvals import MOST_REASON, answer, objection, tenant_of
+from ringfence.governance.approvals import MAX_REASON, answer, objection, tenant_of
 from ringfence.store import Approval, Conflict, Outline, RowNotFound
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ _AT_A_GLANCE = 6_000
 """Characters of what a call carries that the list shows. What is longer is answered on a page of its own, in full."""
 _SHORT = 4 * _AT_A_GLANCE
 """Of a question that is longer than this, a list reads the beginning alone."""
-_MOST_LISTED = 50
-_MOST_SETTLED = 15
+_MAX_LISTED = 50
+_MAX_SETTLED = 15
 CHANGED = "It is not what you have seen any more. Read it again; nothing was answered."
-_MOST_OPENED = 12
+_MAX_OPENED = 12
 """Arguments of a call that a form lets a person leave open; of more, the terminal does."""
 _RISK = {"read": "low", "write": "medium", "high_risk": "high"}
 
@@ -46,12 +46,12 @@ async def waiting(visit: Visit) -> Response:
 def _listed(gateway: ConsoleGateway, person: Person) -> Json:
     reader = gateway.store.reader()
     open_ = reader.pending(tenant_seen(person))
-    outlines = [reader.outline(each, question.LONG, _SHORT, _AT_A_GLANCE) for each in open_[:_MOST_LISTED]]
-    settled = reader.settled_approvals(tenant_seen(person), _MOST_SETTLED)
+    outlines = [reader.outline(each, question.LONG, _SHORT, _AT_A_GLANCE) for each in open_[:_MAX_LISTED]]
+    settled = reader.settled_approvals(tenant_seen(person), _MAX_SETTLED)
     return {
         "here": "approvals",
         "cards": [_glance(each, person) for each in outlines if each is not None],
-        "more": max(0, len(open_) - _MOST_LISTED),
+        "more": max(0, len(open_) - _MAX_LISTED),
         "settled": [{"approval": each, "subject": question.subject(each)} for each in settled],
     }
 
@@ -84,7 +84,7 @@ def _stands(approval: Approval) -> Json | None:
     if not isinstance(limits, dict) or approval.shape is None or approval.state != "pending":
         return None
     arguments = sorted(approval.shape.get("arguments") or {})
-    return {**limits, "arguments": arguments} if len(arguments) <= _MOST_OPENED else None
+    return {**limits, "arguments": arguments} if len(arguments) <= _MAX_OPENED else None
 
 
 def _glance(outline: Outline, person: Person) -> Json:
@@ -141,7 +141,7 @@ async def answered(visit: Visit) -> Response:
         return visit.page("missing.html", {"here": "approvals", "what": "approval"}, 404)
     if visit.given.get("stamp") != stamp:
         return await shown(visit, CHANGED, 409)
-    reason = visit.gateway.clean(visit.given.get("reason", "").strip(), MOST_REASON)
+    reason = visit.gateway.clean(visit.given.get("reason", "").strip(), MAX_REASON)
     give = partial(
         answer,
         *(visit.gateway.store, found.id, visit.person),

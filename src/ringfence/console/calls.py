@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _A_PAGE = 50
 _JUST_ENDED = 20
-_MOST_RUNNING = 200
+_MAX_RUNNING = 200
 _READING_SECONDS = 1.0
 _FIELDS = ("tool", "agent", "status", "effect", "since", "until", "q")
 _EFFECTS = ["confirmed", "none", "settled", "unknown"]
@@ -51,9 +51,9 @@ async def live(visit: Visit) -> Response:
 def _live(gateway: ConsoleGateway, person: Person) -> Json:
     reader = gateway.store.reader()
     started = (_started(reader, call_id, person) for call_id in reversed(reader.running()))
-    running = list(islice(filter(None, started), _MOST_RUNNING))
+    running = list(islice(filter(None, started), _MAX_RUNNING))
     ready = gateway.history.catch_up(_READING_SECONDS)
-    asked = (reader.approval(ident, brief=True) for ident in reader.pending(tenant_seen(person))[:_MOST_RUNNING])
+    asked = (reader.approval(ident, brief=True) for ident in reader.pending(tenant_seen(person))[:_MAX_RUNNING])
     return {
         "running": running,
         "asked": [{"approval": each, "escalated": question.escalated(each)} for each in asked if each is not None],

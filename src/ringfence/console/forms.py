@@ -7,8 +7,8 @@ from urllib.parse import parse_qsl
 
 from starlette.requests import Request
 
-_MOST_BYTES = 65_536
-_MOST_FIELDS = 30
+_MAX_BYTES = 65_536
+_MAX_FIELDS = 30
 _SECONDS = 30.0
 
 
@@ -29,7 +29,7 @@ async def read(request: Request, seconds: float = _SECONDS) -> dict[str, str]:
         async with asyncio.timeout(seconds):
             async for part in request.stream():
                 size += len(part)
-                if size > _MOST_BYTES:
+                if size > _MAX_BYTES:
                     raise FormRefused(413, "too_large", "the form is too large")
                 parts.append(part)
     except TimeoutError:
@@ -40,6 +40,6 @@ async def read(request: Request, seconds: float = _SECONDS) -> dict[str, str]:
 def fields(text: str) -> dict[str, str]:
     """The fields of a form or of an address. Raises FormRefused."""
     try:
-        return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=_MOST_FIELDS))
+        return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=_MAX_FIELDS))
     except ValueError:
-        raise FormRefused(400, "invalid_request", f"there are more than {_MOST_FIELDS} fields") from None
+        raise FormRefused(400, "invalid_request", f"there are more than {_MAX_FIELDS} fields") from None

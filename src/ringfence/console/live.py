@@ -19,7 +19,7 @@ from ringfence.store import Reader
 
 LOOK_SECONDS = 0.25
 _PING_SECONDS = 15.0
-MOST_STREAMS = 100
+MAX_STREAMS = 100
 """Of all people. If there are more, those give way who have more than an even share."""
 _AGAIN_MS = 2_000
 """When a page whose stream ended has another."""
@@ -50,7 +50,7 @@ class Live:
         head = [(name.encode(), value.encode()) for name, value in fields.items()]
         person = still()
         whose = "" if person is None else person.name
-        once = len(self._open) >= MOST_STREAMS and not self._one_gave_way(whose)
+        once = len(self._open) >= MAX_STREAMS and not self._one_gave_way(whose)
         left = asyncio.ensure_future(_left(receive))
         if not once:
             self._open[left] = whose

@@ -16,7 +16,7 @@ from ringfence.identity import NotAdmitted, new_token, person_of
 from ringfence.store import Conflict, Transaction
 
 LASTS_SECONDS = 12 * 3600.0
-_MOST = 1000
+_MAX_LOGINS = 1000
 _LONGEST_CREDENTIAL = 200
 
 
@@ -140,7 +140,7 @@ class Logins:
     def _forget_old(self) -> None:
         now = time.monotonic()
         lasting = {key: each for key, each in self._visitors.items() if now - each.began <= LASTS_SECONDS}
-        while len(lasting) >= _MOST:
+        while len(lasting) >= _MAX_LOGINS:
             # Of the person who has the most, the oldest: nobody logs another out by logging in again and again.
             (most, _), *_others = Counter(each.name for each in lasting.values()).most_common(1)
             del lasting[next(key for key, each in lasting.items() if each.name == most)]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _SPANS = {"hour": (60, 60), "day": (1800, 48), "week": (7200, 84), "month": (43_200, 60)}
 """The width of a bar in seconds, and how many there are."""
 _READING_SECONDS = 1.0
-_MOST_TOOLS = 25
+_MAX_TOOLS = 25
 
 
 async def charts(visit: Visit) -> Response:
@@ -38,7 +38,7 @@ def _drawn(gateway: ConsoleGateway, person: Person, span: str) -> Json:
     # Bars begin at round times, and the last one is not over yet.
     first = int(time.time() // width) + 1 - count
     buckets = gateway.history.buckets(tenant, first, width, count)
-    tools = gateway.history.tools(tenant, first, width, _MOST_TOOLS)
+    tools = gateway.history.tools(tenant, first, width, _MAX_TOOLS)
     times = [each.begins for each in buckets]
     ends = [each + width / 2 for each in times]
     by = [

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from ringfence.console.app import Visit
 
 Clean = Callable[[str, int], GuardedText]
-_MOST_TOLD = 20
-_MOST_SHOWN = 2_000
+_MAX_TOLD = 20
+_MAX_SHOWN = 2_000
 """Characters of one text of the configuration."""
 _KEY = r"(?i:key|token|secret|passw|pwd|credential|auth|bearer)"
 _OPTION = re.compile(rf"-[\w-]*{_KEY}[\w-]*")
@@ -66,10 +66,10 @@ def how(spec: ServerSpec, clean: Clean) -> GuardedText:
     """How a server is reached, without credentials: the operator wrote it for this machine, not for all who
     look at pages."""
     if spec.url is None:
-        return clean(" ".join(_without_keys(spec.command)), _MOST_SHOWN)
+        return clean(" ".join(_without_keys(spec.command)), _MAX_SHOWN)
     parts = urlsplit(spec.url)
     asked = f"?{REPLACEMENT}" if parts.query or parts.fragment else ""
-    return clean(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}{asked}", _MOST_SHOWN)
+    return clean(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}{asked}", _MAX_SHOWN)
 
 
 def _without_keys(words: Sequence[str]) -> Iterator[str]:
@@ -101,7 +101,7 @@ def _plain(value: object, clean: Clean) -> object:
         return {str(name): _plain(each, clean) for name, each in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_plain(each, clean) for each in value]
-    return value if value is None or isinstance(value, bool | int | float) else str(clean(str(value), _MOST_SHOWN))
+    return value if value is None or isinstance(value, bool | int | float) else str(clean(str(value), _MAX_SHOWN))
 
 
 # ── One ───────────────────────────────────────────────────────────────────────────────────────────
@@ -138,11 +138,11 @@ def _one(gateway: ConsoleGateway, spec: ServerSpec, connected: int) -> Json:
         "how": how(spec, gateway.clean),
         "asked": shown is not None,
         "connected": connected,
-        "touches": [(label, gateway.clean(text, _MOST_SHOWN)) for label, text in _touches(spec)],
+        "touches": [(label, gateway.clean(text, _MAX_SHOWN)) for label, text in _touches(spec)],
         "drifts": [{"drift": each, "fields": list(each.fields()), "stamp": _stamp([each])} for each in drifts],
         "stamp": _stamp(drifts),
         "accepted": accepted,
-        "unfit": [gateway.clean(text, _MOST_SHOWN) for text in pins.unfit(spec.name)[:_MOST_TOLD]],
+        "unfit": [gateway.clean(text, _MAX_SHOWN) for text in pins.unfit(spec.name)[:_MAX_TOLD]],
         "contracts": [
             _contract(gateway, each, why) for each, why in gateway.servers.contracts() if each.server == spec.name
         ],

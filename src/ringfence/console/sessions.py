@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from ringfence.console.app import Visit
     from ringfence.sandbox.sessions.service import SessionService
 
-_MOST_ENDED = 50
-_MOST_ENTRIES = 500
+_MAX_ENDED = 50
+_MAX_ENTRIES = 500
 _SHOWN_CHARACTERS = 8_000
 _SHOWN_OF_STEP = 4_000
 """Of each stream. Twice as much is kept: see `_text`."""
@@ -49,7 +49,7 @@ async def every(visit: Visit) -> Response:
         why = str(visit.gateway.clean(exc.message, _SHOWN_CHARACTERS))
     open_ = [_row(info) for info in found if info.state != "stopped"]
     ended = [_row(info) for info in found if info.state == "stopped"]
-    values = {"here": "sessions", "open": open_[::-1], "ended": ended[: -_MOST_ENDED - 1 : -1], "why": why}
+    values = {"here": "sessions", "open": open_[::-1], "ended": ended[: -_MAX_ENDED - 1 : -1], "why": why}
     return visit.page("sessions.html", values)
 
 
@@ -120,9 +120,9 @@ async def _files(visit: Visit, service: SessionService, info: SessionInfo, path:
         return {"entries": [], "no_files": str(visit.gateway.clean(exc.message, _SHOWN_CHARACTERS)), "more_files": 0}
     shown = [
         {"entry": each, "href": quote(each.path, safe=""), "at": each.modified.timestamp()}
-        for each in entries[:_MOST_ENTRIES]
+        for each in entries[:_MAX_ENTRIES]
     ]
-    return {"entries": shown, "no_files": "", "more_files": max(0, len(entries) - _MOST_ENTRIES)}
+    return {"entries": shown, "no_files": "", "more_files": max(0, len(entries) - _MAX_ENTRIES)}
 
 
 async def _processes(visit: Visit, service: SessionService, info: SessionInfo) -> list[Json]:

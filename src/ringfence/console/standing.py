@@ -21,7 +21,7 @@ from ringfence.store import Conflict, RowNotFound, StandingApproval
 if TYPE_CHECKING:
     from ringfence.console.app import Visit
 
-_MOST_LISTED = 200
+_MAX_LISTED = 200
 _SHORT = 300
 """Characters of an argument that a list shows."""
 
@@ -39,7 +39,7 @@ async def _shown(visit: Visit, problem: str, status: int = 200) -> Response:
 
 def _listed(visit: Visit) -> Json:
     found = sorted(visit.gateway.store.reader().standing(tenant_seen(visit.person)), key=lambda each: each.expires_at)
-    rows = [{"standing": each, "arguments": _arguments(each)} for each in found[:_MOST_LISTED]]
+    rows = [{"standing": each, "arguments": _arguments(each)} for each in found[:_MAX_LISTED]]
     return {"rows": rows, "more": len(found) - len(rows)}
 
 

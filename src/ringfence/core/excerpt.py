@@ -7,7 +7,7 @@ from typing import Any
 
 from ringfence.core.model import Json
 
-_LEAST = 80
+_MIN_CHARACTERS = 80
 """A budget below this would be used up by the words that say what was left out."""
 
 
@@ -39,7 +39,7 @@ def shortened(result: Json, most: int, *, structured: bool) -> Json:
 
     With `structured`, so is what the structured content repeats of them; `truncated` says there that something is cut.
     """
-    most = max(most, _LEAST)
+    most = max(most, _MIN_CHARACTERS)
     blocks = result.get("content") or []
     blocks = _fewer(blocks, most)
     room = share([len(text) for text in map(_text_of, blocks) if text is not None], most)
@@ -58,7 +58,7 @@ def shortened(result: Json, most: int, *, structured: bool) -> Json:
 def _fewer(blocks: list[Any], most: int) -> list[Any]:
     """No more texts than can each have something said of them; a last one says how many are missing."""
     lengths = {place: len(text) for place, block in enumerate(blocks) if (text := _text_of(block)) is not None}
-    count = most // _LEAST
+    count = most // _MIN_CHARACTERS
     if len(lengths) <= count or sum(lengths.values()) <= most:
         return blocks
     gone = set([*lengths][count - 1 :])

@@ -29,9 +29,9 @@ _MISSING = (
 )
 _LONG = 65_536
 """Characters of what a call carries, each value counted as 16 more, from which on it is judged in a thread."""
-_MOST_READ = 50_000
+_MAX_READ = 50_000
 """Values of a call that one condition reads: the engine converts each, and lets nothing else run meanwhile."""
-_TOO_MUCH = f"conditions read at most {_MOST_READ:,} values of a call"
+_TOO_MUCH = f"conditions read at most {_MAX_READ:,} values of a call"
 _MEMBER = re.compile(r"""\s*(?:\.\s*([A-Za-z_]\w*)\b(?!\s*(?:\(|//))|\[\s*(?:"([^"\\\n]*)"|'([^'\\\n]*)')\s*\])""")
 """A field that is named in full. Before `(` it would be a method, and after a comment it can be one."""
 _PLACE = re.compile(r"^.*?<input>:(\d+):(\d+): (.*)$", re.MULTILINE)
@@ -146,13 +146,13 @@ def _unreadable(value: Any) -> str | None:
                 return "conditions cannot read text with a NUL character"
         elif isinstance(item, dict):
             count += 2 * len(item)
-            if count > _MOST_READ:
+            if count > _MAX_READ:
                 return _TOO_MUCH
             stack += item
             stack += item.values()
         elif isinstance(item, _LISTS):
             count += len(item)
-            if count > _MOST_READ:
+            if count > _MAX_READ:
                 return _TOO_MUCH
             stack += item
     return None

@@ -22,12 +22,12 @@ from ringfence.core.record import dataclass
 
 MAX_SCHEMA_BYTES = 256 * 1024
 MAX_VALUE_BYTES = 64_000_000
-MAX_COST = schema_patterns.MOST_BYTES
+MAX_COST = schema_patterns.MAX_BYTES
 
-_MOST_STEPS = 200_000
-_MOST_STEPS_BY_REFERENCE = 50_000
-_MOST_STEPS_TO_EXPLAIN = 4_000
-_MOST_WORK_TO_EXPLAIN = 100_000
+_MAX_STEPS = 200_000
+_MAX_STEPS_BY_REFERENCE = 50_000
+_MAX_STEPS_TO_EXPLAIN = 4_000
+_MAX_WORK_TO_EXPLAIN = 100_000
 """In values that are copied, which takes a third of a microsecond each."""
 _WORK_OF_AN_ERROR = 25
 _WORK_OF_A_WORD = 6
@@ -42,7 +42,7 @@ _CHEAP = 2_000_000_000
 _CHEAP_PATTERNS = 20_000_000
 """States of a pattern, its repetitions written out, times characters: what a second is enough for at the worst."""
 _STATES_A_STEP = 100
-_MOST_WORK_WITH_NUMBERS = 300_000
+_MAX_WORK_WITH_NUMBERS = 300_000
 """In microseconds."""
 _WORK_OF_A_PAIR = 6
 """Of numbers in a list without repetitions that are one number to a float, by which the validator looks them up."""
@@ -118,16 +118,16 @@ class Schema:
             return f"{name}: not plain JSON"
 
     def _affordable(self, value: Any, size: int) -> bool:
-        if self._numbers.work(value) > _MOST_WORK_WITH_NUMBERS:
+        if self._numbers.work(value) > _MAX_WORK_WITH_NUMBERS:
             return False
-        if self._patterns * size > _CHEAP_PATTERNS and not self._within(value, _MOST_STEPS):
+        if self._patterns * size > _CHEAP_PATTERNS and not self._within(value, _MAX_STEPS):
             return False
         if self._reference_count > _FEW_REFERENCES or self._options > _FEW_OPTIONS:
-            return self._within(value, _MOST_STEPS_BY_REFERENCE)
-        return self._weight * size <= _CHEAP or self._within(value, _MOST_STEPS)
+            return self._within(value, _MAX_STEPS_BY_REFERENCE)
+        return self._weight * size <= _CHEAP or self._within(value, _MAX_STEPS)
 
     def _explain(self, value: Any, name: str) -> str:
-        if self._within(value, _MOST_STEPS_TO_EXPLAIN) and self._explainable(value):
+        if self._within(value, _MAX_STEPS_TO_EXPLAIN) and self._explainable(value):
             errors = list(islice(self._validator.iter_errors(value), _SHOWN + 1))
         elif self._reference_count or self._alternatives:
             # A yes or no stops at the first branch that fits, and remembers which references it followed. An error of
@@ -142,14 +142,14 @@ class Schema:
         """Whether all errors may be made: each of them holds a copy of that part of the value which it is about."""
         weights: dict[int, int] = {}
         listed: dict[int, int] = {}
-        work = _weigh(value, weights, _MOST_WORK_TO_EXPLAIN)
-        for node, item in self._visits(value) if work <= _MOST_WORK_TO_EXPLAIN else ():
+        work = _weigh(value, weights, _MAX_WORK_TO_EXPLAIN)
+        for node, item in self._visits(value) if work <= _MAX_WORK_TO_EXPLAIN else ():
             if id(node) not in listed:
                 listed[id(node)] = _listed(node)
             work += (weights[id(item)] + _WORK_OF_AN_ERROR) * (1 + _missing(node, item)) + listed[id(node)]
-            if work > _MOST_WORK_TO_EXPLAIN:
+            if work > _MAX_WORK_TO_EXPLAIN:
                 break
-        return work <= _MOST_WORK_TO_EXPLAIN
+        return work <= _MAX_WORK_TO_EXPLAIN
 
     def _within(self, value: Any, limit: int) -> bool:
         """Whether checking takes no more than so many steps, counted without short cuts."""

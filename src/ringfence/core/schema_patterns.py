@@ -14,16 +14,16 @@ import jsonschema_rs
 
 from ringfence.core.record import dataclass
 
-MOST_BYTES = 32 * 1024 * 1024
+MAX_BYTES = 32 * 1024 * 1024
 """Of all patterns of a schema, by the limits they were tried with. It takes about ten milliseconds to build each MB."""
 _SIZES = tuple(10 * 1024 * 4**step for step in range(6))
 """From what hundreds of ordinary patterns may take each, up to 10 MB: `^\\p{L}{1,100}$` has 4 MB."""
 _SIZE_OF_A_CLASS = 160 * 1024
 """More than any class of Unicode has by itself."""
-_MOST_CACHE = 2_000_000
+_MAX_CACHE = 2_000_000
 _BACKTRACKS = 10_000
 
-_MOST_READING = 100_000
+_MAX_READING = 100_000
 """Microseconds, for all patterns of a schema once."""
 _READING_AN_OPTION = 10
 _READING_A_CLASS = 50
@@ -52,7 +52,7 @@ class TooCostly(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Compiling:
-    """How the patterns of a schema are to be compiled, and how much of `MOST_BYTES` they have been charged."""
+    """How the patterns of a schema are to be compiled, and how much of `MAX_BYTES` they have been charged."""
 
     options: Any
     bytes: int
@@ -61,7 +61,7 @@ class Compiling:
 def bounded(patterns: Iterable[str]) -> Compiling:
     """Raises TooCostly."""
     distinct = {pattern: _reading(pattern) for pattern in patterns}
-    if sum(distinct.values()) > _MOST_READING:
+    if sum(distinct.values()) > _MAX_READING:
         raise TooCostly
     # Lookarounds, which common schema generators emit, need the other engine, which has bounds as well. The two do not
     # read every pattern alike (`a{9}{9}` is text to one), so each is tried with the one that will compile it.
@@ -69,7 +69,7 @@ def bounded(patterns: Iterable[str]) -> Compiling:
     charged = 0
     for pattern, reading in distinct.items():
         charged = _charge(pattern, linear, reading * _BYTES_A_MICROSECOND, charged)
-    return Compiling(_options(linear, _SIZES[-1], MOST_BYTES // max(len(distinct), 1)), charged)
+    return Compiling(_options(linear, _SIZES[-1], MAX_BYTES // max(len(distinct), 1)), charged)
 
 
 def _charge(pattern: str, linear: bool, least: int, charged: int) -> int:
@@ -77,7 +77,7 @@ def _charge(pattern: str, linear: bool, least: int, charged: int) -> int:
         if size < least and size != _SIZES[-1]:
             continue
         charged += size * _pieces(pattern, size)  # also where it does not fit, as so much is built until then
-        if charged > MOST_BYTES:
+        if charged > MAX_BYTES:
             raise TooCostly
         try:
             jsonschema_rs.Draft202012Validator({"pattern": pattern}, pattern_options=_options(linear, size, size))
@@ -100,7 +100,7 @@ def _pieces(pattern: str, size: int) -> int:
 
 def _options(linear: bool, size: int, cache: int) -> Any:
     # What a pattern keeps from matching is bounded too, so that all of them together do not keep more than they are.
-    cache = min(cache, _MOST_CACHE)
+    cache = min(cache, _MAX_CACHE)
     if linear:
         return jsonschema_rs.RegexOptions(size_limit=size, dfa_size_limit=cache)
     return jsonschema_rs.FancyRegexOptions(backtrack_limit=_BACKTRACKS, size_limit=size, dfa_size_limit=cache)

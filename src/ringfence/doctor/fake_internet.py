@@ -42,7 +42,7 @@ TOKEN = "HARNESS_TOKEN"  # noqa: S105 - the name of a variable
 PORT = 3128
 """Where a box finds its way out."""
 
-_MOST = 1 << 20
+_MAX_HEAD = 1 << 20
 _PATIENCE = 5.0
 _OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 _ELSEWHERE = b"HTTP/1.1 302 Found\r\nLocation: http://" + EVIL.encode() + b"/redirected\r\nContent-Length: 0\r\n\r\n"
@@ -176,7 +176,7 @@ class FakeInternet:
 
     def _speak(self, way: socket.socket) -> None:
         buffer = b""
-        while len(buffer) < _MOST:
+        while len(buffer) < _MAX_HEAD:
             while b"\r\n\r\n" not in buffer:
                 data = way.recv(65536)
                 if not data:

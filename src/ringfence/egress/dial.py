@@ -26,8 +26,8 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Dial = Callable[[str, int, ssl.SSLContext | None, str | None], Awaitable[Streams]]
 """Opens a connection to an address in numbers and a port; with TLS, for a server of this name. Raises OSError."""
 
-_TRIED_MOST = 4
-_MOST_LOOKUPS = 4
+_MAX_TRIED = 4
+_MAX_LOOKUPS = 4
 _BUFFER = 128 * 1024
 
 
@@ -56,7 +56,7 @@ class Dialler:
         self._resolve = resolve
         self._limits = limits
         self._dial = dial
-        self._lookups = asyncio.Semaphore(_MOST_LOOKUPS)
+        self._lookups = asyncio.Semaphore(_MAX_LOOKUPS)
 
     async def addresses(self, host: Host, named: Iterable[Range], rule: str = "") -> list[Address]:
         """What may be dialled for this host; one answer that may not refuses all of them. Raises Forbidden, Failed."""
@@ -101,7 +101,7 @@ class Dialler:
         problem: Exception | None = None
         clock = asyncio.get_running_loop().time
         left = self._limits.dial_seconds
-        for address in addresses[:_TRIED_MOST]:
+        for address in addresses[:_MAX_TRIED]:
             await self._gate.passed()
             began = clock()
             try:

@@ -30,7 +30,7 @@ from ringfence.egress.substitution import CHUNKED, Substitute, Substitution, Wor
 from ringfence.egress.tls import Authority
 from ringfence.egress.wire import Closed, HttpWire, OutsideWire, ProxyLimits
 
-_HEADS_MOST = 8
+_MAX_HEADS = 8
 _LINGER_BYTES = 256 * 1024
 _LINGER_SECONDS = 1.0
 _UPLOAD_SECONDS = 1.0
@@ -381,7 +381,7 @@ class ProxyExchange:
             outside.wait_at_most(seconds)
 
     async def _response(self, outside: OutsideWire, method: str) -> HttpResponse | None:
-        for _ in range(_HEADS_MOST):
+        for _ in range(_MAX_HEADS):
             try:
                 head = await outside.head(self._context.limits.head_bytes)
             except (Malformed, Closed) as error:

@@ -22,7 +22,7 @@ _NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(rb"[\t -~\x80-\xff]*")
 _LENGTH = re.compile(r"[0-9]{1,18}")
 _ORIGIN = re.compile(r"/[!\"$-\[\]-~]*")
-_HEADERS_MOST = 128
+_MAX_HEADERS = 128
 
 HOP_BY_HOP = frozenset(
     (
@@ -197,8 +197,8 @@ def _write(first: str, headers: Headers, framing: Framing) -> bytes:
 
 def _lines(head: bytes) -> list[bytes]:
     lines = head[:-4].split(b"\r\n")
-    if len(lines) > _HEADERS_MOST + 1:
-        raise Malformed("too_many_headers", f"at most {_HEADERS_MOST}", 431)
+    if len(lines) > _MAX_HEADERS + 1:
+        raise Malformed("too_many_headers", f"at most {_MAX_HEADERS}", 431)
     if any(b"\n" in line for line in lines):
         raise Malformed("bare_lf", "lines end with CR LF")
     return lines
@@ -240,9 +240,9 @@ def _framing(headers: Headers) -> Framing:
 # ── Bodies ───────────────────────────────────────────────────────────────────────────────────────
 
 _SIZE = re.compile(rb"[0-9A-Fa-f]{1,15}")
-_LINE_MOST = 256
-_TRAILERS_MOST = 32
-_TRAILER_MOST = 8192
+_MAX_LINE = 256
+_MAX_TRAILERS = 32
+_MAX_TRAILER = 8192
 
 
 async def read_body(wire: HttpWire, framing: Framing, *, extensions: bool = False) -> AsyncIterator[bytes]:
@@ -272,7 +272,7 @@ async def _so_many(wire: HttpWire, left: int) -> AsyncIterator[bytes]:
 
 async def _chunks(wire: HttpWire, extensions: bool) -> AsyncIterator[bytes]:
     while True:
-        size, semicolon, _ = (await wire.line(_LINE_MOST)).partition(b";")
+        size, semicolon, _ = (await wire.line(_MAX_LINE)).partition(b";")
         if semicolon and not extensions:
             raise Malformed("chunk_extension", "chunks have no extensions here")
         if not _SIZE.fullmatch(size.rstrip(b" \t") if extensions else size):
@@ -282,10 +282,10 @@ async def _chunks(wire: HttpWire, extensions: bool) -> AsyncIterator[bytes]:
             break
         async for piece in _so_many(wire, left):
             yield piece
-        if await wire.line(_LINE_MOST) != b"":
+        if await wire.line(_MAX_LINE) != b"":
             raise Malformed("chunk_syntax", "a chunk is longer than it says")
-    for _ in range(_TRAILERS_MOST):
-        if not await wire.line(_TRAILER_MOST):
+    for _ in range(_MAX_TRAILERS):
+        if not await wire.line(_MAX_TRAILER):
             return
     raise Malformed("too_many_headers", "too many trailers")
 

@@ -64,7 +64,7 @@ def looked_up(host: str, reason: str | None) -> bool:
 
 # ── The record ───────────────────────────────────────────────────────────────────────────────────
 
-_PLACES_MOST = 200
+_MAX_PLACES = 200
 
 
 class EgressFact(TypedDict):
@@ -173,7 +173,7 @@ def _fact(entry: LedgerEntry) -> EgressFact:
 
 def _add(sums: dict[tuple[object, ...], EgressFact], fact: EgressFact) -> None:
     key = (fact["host"], fact["port"], fact["verdict"], fact["rule"], fact["reason"], fact["inspected"])
-    if key not in sums and len(sums) >= _PLACES_MOST:
+    if key not in sums and len(sums) >= _MAX_PLACES:
         # A box that asks for ever new names must not fill our memory: the rest is counted together.
         key = ("*", 0, *key[2:])
         fact = {**fact, "host": "*", "port": 0}

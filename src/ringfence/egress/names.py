@@ -21,8 +21,8 @@ from ringfence.core.record import dataclass
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-_TEXT_MOST = 253
-_URL_MOST = 8192
+_MAX_TEXT = 253
+_MAX_URL = 8192
 _LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)")
 _NUMBER = re.compile(r"0x[0-9a-f]*|[0-9]+")
 _PORT = re.compile(r"[1-9][0-9]{0,4}")
@@ -73,7 +73,7 @@ def default_port(scheme: str) -> int:
 @lru_cache(4096)
 def host(text: str) -> Host:
     """A bare host: a name, or an address with or without brackets. Raises BadName."""
-    if not 0 < len(text) <= _TEXT_MOST:
+    if not 0 < len(text) <= _MAX_TEXT:
         raise BadName("a host has 1 to 253 characters")
     if text.startswith("["):
         if not text.endswith("]"):
@@ -83,7 +83,7 @@ def host(text: str) -> Host:
         return _address(_ipv6(text))
     name = _ascii(text).removesuffix(".")
     labels = name.split(".")
-    if len(name) > _TEXT_MOST or not all(_LABEL.fullmatch(label) for label in labels):
+    if len(name) > _MAX_TEXT or not all(_LABEL.fullmatch(label) for label in labels):
         raise BadName(f"{_shown(text)} is not a host")
     # Resolvers take `127.1`, `0x7f.1` and `017700000001` as addresses: what ends in a number is one, or nothing.
     if _NUMBER.fullmatch(labels[-1]):
@@ -107,7 +107,7 @@ def endpoint(text: str, port: int | None = None) -> Endpoint:
 
 def url(text: str) -> Url:
     """An http or https URL without user, password or fragment. Raises BadName."""
-    match = _URL.fullmatch(text) if len(text) <= _URL_MOST else None
+    match = _URL.fullmatch(text) if len(text) <= _MAX_URL else None
     if match is None or not _TARGET.fullmatch(match[3]):
         raise BadName(f"{_shown(text)} is not an http:// or https:// URL")
     scheme = match[1].lower()

@@ -22,7 +22,7 @@ from ringfence.core.errors import Unavailable
 from ringfence.egress import names
 from ringfence.egress.names import BadName, Host
 
-_CONTEXTS_MOST = 256
+_MAX_CONTEXTS = 256
 _SLACK = datetime.timedelta(hours=1)
 _ALPN = ["http/1.1"]
 
@@ -76,7 +76,7 @@ class Authority:
         found = self._contexts.get(host)
         if found is None:
             found = self._contexts[host] = self._serving(host)
-            if len(self._contexts) > _CONTEXTS_MOST:
+            if len(self._contexts) > _MAX_CONTEXTS:
                 self._contexts.popitem(last=False)
         self._contexts.move_to_end(host)
         return found

@@ -16,10 +16,10 @@ from ringfence.egress.ledger import Forbidden, LedgerEntry, RuleMeter, Stopped
 from ringfence.egress.names import Host
 from ringfence.egress.wire import Closed, HttpWire, OutsideWire, ProxyLimits
 
-_HELLO_MOST = 32 * 1024
-_RECORD_MOST = 16 * 1024
-_RECORDS_MOST = 64
-_LENGTH_MOST = 131396
+_MAX_HELLO = 32 * 1024
+_MAX_RECORD = 16 * 1024
+_MAX_RECORDS = 64
+_MAX_LENGTH = 131396
 """The longest hello that OpenSSL reads."""
 _CHANGE_CIPHER = 20
 _ALERT = 21
@@ -52,19 +52,19 @@ def parse_hello(data: bytes | bytearray) -> ClientHello | None:
     """The hello at the beginning of `data`; None while it is not all there. Raises BadHello."""
     message = bytearray()
     at = 0
-    for _ in range(_RECORDS_MOST):
+    for _ in range(_MAX_RECORDS):
         if bytes(data[at : at + 2]) not in (b"", b"\x16", b"\x16\x03"):
             raise BadHello("not_tls")
         if len(data) < at + 5:
             return None
         length = int.from_bytes(data[at + 3 : at + 5])
-        if not 0 < length <= _RECORD_MOST:
+        if not 0 < length <= _MAX_RECORD:
             raise BadHello("bad_hello")
         message += data[at + 5 : at + 5 + length]
         if message and message[0] != _CLIENT_HELLO:
             raise BadHello("not_tls")
-        wanted = 4 + int.from_bytes(message[1:4]) if len(message) >= 4 else _HELLO_MOST
-        if wanted > _HELLO_MOST or len(message) > wanted:
+        wanted = 4 + int.from_bytes(message[1:4]) if len(message) >= 4 else _MAX_HELLO
+        if wanted > _MAX_HELLO or len(message) > wanted:
             raise BadHello("bad_hello")
         at += 5 + length
         if len(message) == wanted and len(data) >= at:
@@ -220,7 +220,7 @@ class HelloGuard:
                 return False
             # After a change of cipher TLS 1.2 sends noise here: a hello has a length that some server takes.
             split = length < 2
-            if self._held[5] == _CLIENT_HELLO and (split or self._held[6] <= _LENGTH_MOST >> 16):
+            if self._held[5] == _CLIENT_HELLO and (split or self._held[6] <= _MAX_LENGTH >> 16):
                 self._wants_hello = True
             else:
                 self.open = True

@@ -16,9 +16,9 @@ from ringfence.governance.by_webhook import AnswerRefused
 from ringfence.store import Approval
 
 ANSWERS = "/approvals/answer"
-_MOST_BYTES = 8_192
+_MAX_BYTES = 8_192
 _SECONDS = 10.0
-_MOST_AT_ONCE = 16
+_MAX_AT_ONCE = 16
 
 
 class AnswersFront:
@@ -28,7 +28,7 @@ class AnswersFront:
         """`take` waits for the disk, and raises AnswerRefused."""
         self._take = take
         self._refusals = refusals
-        self._at_once = asyncio.Semaphore(_MOST_AT_ONCE)
+        self._at_once = asyncio.Semaphore(_MAX_AT_ONCE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -53,8 +53,8 @@ class AnswersFront:
             async with asyncio.timeout(_SECONDS):
                 async for part in request.stream():
                     body += part
-                    if len(body) > _MOST_BYTES:
-                        raise AnswerRefused(413, "too_large", f"an answer has {_MOST_BYTES} bytes at most")
+                    if len(body) > _MAX_BYTES:
+                        raise AnswerRefused(413, "too_large", f"an answer has {_MAX_BYTES} bytes at most")
         except TimeoutError:
             raise AnswerRefused(408, "too_slow", f"the answer did not arrive within {_SECONDS:g} s") from None
         async with self._at_once:

@@ -28,7 +28,7 @@ _LISTS: dict[Kind, tuple[str, str]] = {
 }
 LONGEST_NAME = 256
 """Characters: more than a file's name can have."""
-_MOST_PLACES = 4
+_MAX_PLACES = 4
 """Of what leads to a fault in an entry: what lies deeper is named by its server."""
 
 
@@ -49,7 +49,7 @@ def as_listed(kind: Kind, body: Json, version: str) -> Json:
             _address().validate_python(body["uri"])
     except ValidationError as exc:
         fault = exc.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(str(part) for part in fault["loc"][:_MOST_PLACES]) or "uri"
+        place = ".".join(str(part) for part in fault["loc"][:_MAX_PLACES]) or "uri"
         raise MalformedEntry(f"{place}: {fault['msg']}") from None
     if not 0 < len(body["name"]) <= LONGEST_NAME:
         raise MalformedEntry(f"name: it has {len(body['name'])} characters, and may have 1 to {LONGEST_NAME}")

@@ -35,16 +35,16 @@ ANSWER_SECONDS = 600.0
 WAIT_SECONDS = 600.0
 """How long a paused call waits for its client's next request."""
 MAX_WAITING = 1000
-MOST_PLACES = 2 * MAX_WAITING
+MAX_PLACES = 2 * MAX_WAITING
 """Of calls that wait for their client's answer, whatever its era."""
-MOST_WEIGHT = 64_000_000
+MAX_WEIGHT = 64_000_000
 """Of all of these, as `canonical.weight` counts it: about a quarter of the bytes in memory."""
-MOST_VALUES = 100_000
+MAX_VALUES = 100_000
 """Of one message of a client."""
-MOST_DECLARED = 16_384
+MAX_DECLARED = 16_384
 """Characters of what a client says of itself, as `canonical.is_light` counts them. It is kept as long as the client's
 session, or as a call that waits for the client."""
-MOST_WATCHED = 1000
+MAX_WATCHED = 1000
 """Resources that one session, or one stream, may be subscribed to."""
 
 
@@ -96,9 +96,9 @@ def without_icons(info: Any) -> Any:
 
 def declared_problem(info: Any, capabilities: Any) -> str | None:
     """Why what a client declares is not accepted, if so."""
-    if canonical.is_light((without_icons(info), capabilities), MOST_DECLARED):
+    if canonical.is_light((without_icons(info), capabilities), MAX_DECLARED):
         return None
-    return f"what a client declares (clientInfo and capabilities) has more than {MOST_DECLARED} characters"
+    return f"what a client declares (clientInfo and capabilities) has more than {MAX_DECLARED} characters"
 
 
 def handshake(params: Mapping[str, Any]) -> Json:
@@ -135,9 +135,9 @@ class WaitingForClients:
     def take(self, call: Call) -> Callable[[], None] | None:
         """A place for a call; what is to be called once it waits no more. None where there is no place for it."""
         client = f"{call.principal.key} {call.session or call.origin}"
-        weight = canonical.weight((call.arguments, call.meta, call.inputs), MOST_WEIGHT)
-        crowded = self._calls[client] >= MOST_PLACES - self._calls.total()
-        if crowded or self._weights[client] + weight > MOST_WEIGHT - self._weights.total():
+        weight = canonical.weight((call.arguments, call.meta, call.inputs), MAX_WEIGHT)
+        crowded = self._calls[client] >= MAX_PLACES - self._calls.total()
+        if crowded or self._weights[client] + weight > MAX_WEIGHT - self._weights.total():
             return None
         self._calls[client] += 1
         self._weights[client] += weight
@@ -217,8 +217,8 @@ def wants(method: str, params: Json, watching: Watching, level: str) -> bool:
 def read_request(data: bytes) -> Any:
     """The JSON of a client's message. Raises NotCanonical, also for more values than a message may have: they are read
     while all other clients wait."""
-    if canonical.has_more_values(data, MOST_VALUES):
-        raise canonical.TooMuch(f"a message of more than {MOST_VALUES} values")
+    if canonical.has_more_values(data, MAX_VALUES):
+        raise canonical.TooMuch(f"a message of more than {MAX_VALUES} values")
     return canonical.loads(data)
 
 

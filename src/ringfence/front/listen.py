@@ -61,12 +61,12 @@ OWN_TERMS = _Terms(head_bytes=64 * 1024, head_seconds=30.0)
 STRANGE_TERMS = _Terms(head_bytes=8 * 1024, head_seconds=10.0, once=True)
 _CONTENT_PAYS = 5
 """A byte of a body stands for itself and four around it: chunks are small where a client writes little at a time."""
-MOST_OWN = 2000
-MOST_STRANGERS = 128
-MOST_OF_A_STRANGER = 32
+MAX_OWN = 2000
+MAX_STRANGERS = 128
+MAX_OF_A_STRANGER = 32
 """Connections at a time."""
-MOST_HOLDERS = 2000
-MOST_OF_A_HOLDER = 200
+MAX_HOLDERS = 2000
+MAX_OF_A_HOLDER = 200
 """The same of those who may show a token."""
 
 
@@ -103,10 +103,10 @@ class Admission:
             self.refused(uid, "not_the_proxy")
             return False
         if self.is_own(uid):
-            admitted = self._here[who] < MOST_OWN
+            admitted = self._here[who] < MAX_OWN
         else:
-            each = MOST_HOLDERS if self._only else MOST_OF_A_HOLDER if self._tokens else MOST_OF_A_STRANGER
-            admitted = self._here[who] < each and self._strangers < (MOST_HOLDERS if self._tokens else MOST_STRANGERS)
+            each = MAX_HOLDERS if self._only else MAX_OF_A_HOLDER if self._tokens else MAX_OF_A_STRANGER
+            admitted = self._here[who] < each and self._strangers < (MAX_HOLDERS if self._tokens else MAX_STRANGERS)
             self._strangers += admitted
         self._here[who] += admitted
         if not admitted:

@@ -135,7 +135,7 @@ def _owner(name: str, servers: Collection[str]) -> str | None:
     return max(owners, key=lambda server: (name.startswith(f"{server}."), len(server)), default=None)
 
 
-_MOST_LEARNT = 5_000
+_MAX_LEARNT = 5_000
 """Resources of one server of which it is remembered whose they are."""
 _PIECE = 500
 """Entries of a server's list that are checked in one turn."""
@@ -348,7 +348,7 @@ class Listing:
             return
         self._owners[place] = server
         self._learnt[server] += 1
-        if self._learnt[server] > _MOST_LEARNT:
+        if self._learnt[server] > _MAX_LEARNT:
             self._owners = {place: owner for place, owner in self._owners.items() if owner != server}
             self._learnt[server] = 0
 

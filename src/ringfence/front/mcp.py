@@ -30,7 +30,7 @@ from ringfence.front.calls import CallPipeline
 from ringfence.front.inbound import (
     LOG_LEVEL_KEY,
     LOG_LEVELS,
-    MOST_WATCHED,
+    MAX_WATCHED,
     ClientChannel,
     ClientRequest,
     Inbound,
@@ -59,7 +59,7 @@ _CALLS: Mapping[str, tuple[CallKind, str]] = {
     "completion/complete": ("completion", "ref"),
 }
 """Requests of clients that are calls: their kinds, and which of their params names what they are about."""
-_TOO_MANY = f"no more than {MOST_WATCHED} resources can be subscribed to"
+_TOO_MANY = f"no more than {MAX_WATCHED} resources can be subscribed to"
 _QUESTIONS = ("elicitation", "sampling", "roots")
 
 
@@ -320,11 +320,11 @@ class McpFront:
         uri = _watchable(asked.params.get("uri"))
         watching = inbound.watching
         if uri not in watching.uris:
-            if len(watching.uris) >= MOST_WATCHED:
+            if len(watching.uris) >= MAX_WATCHED:
                 raise MCPError(INVALID_PARAMS, _TOO_MANY)
             await self._watch(inbound, uri, asked.version)
             # Meanwhile the session may have ended, or have been subscribed by another request.
-            full = len(watching.uris) >= MOST_WATCHED
+            full = len(watching.uris) >= MAX_WATCHED
             if watching.over or full or uri in watching.uris:
                 await self.forget(inbound.principal, {uri})
                 if full:
@@ -411,7 +411,7 @@ class McpFront:
         principal = inbound.principal
         watched: set[str] = set()
         wanted = params.notifications.resource_subscriptions or ()
-        if len(wanted) > MOST_WATCHED:
+        if len(wanted) > MAX_WATCHED:
             raise MCPError(INVALID_PARAMS, _TOO_MANY)
         try:
             for uri in dict.fromkeys(map(_watchable, wanted)):  # each once, since it is ended once
@@ -479,7 +479,7 @@ def _key_problem(key: Any) -> str | None:
     return "ringfence/idempotency_key must be a text that is not empty"
 
 
-_MOST_SECONDS = 1e15
+_MAX_SECONDS = 1e15
 """Far more than any contract allows, and little enough to be counted with."""
 
 
@@ -488,7 +488,7 @@ def _wait_problem(wait: Any) -> str | None:
 
 
 def _is_seconds(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _MOST_SECONDS
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _MAX_SECONDS
 
 
 def _watchable(uri: Any) -> str:

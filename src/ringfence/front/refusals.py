@@ -33,7 +33,7 @@ log = logging.getLogger("ringfence.front")
 KIND = "request_refused"
 SECONDS = 60.0
 """Refusals within this time share one count."""
-_MOST_KINDS = 64
+_MAX_KINDS = 64
 """Pairs of user and reason that have counts of their own at one time; the others share one."""
 _REASONS = {
     PARSE_ERROR: "not_json",
@@ -96,7 +96,7 @@ class _Account:
 
     def add(self, refused: Refusal) -> None:
         now = time.time()
-        if refused not in self._waiting and len(self._waiting) >= _MOST_KINDS:
+        if refused not in self._waiting and len(self._waiting) >= _MAX_KINDS:
             refused = replace(refused, reason="other", uid=None, principal=None)
         repeated = self._waiting.setdefault(refused, _Repeated(now, now, 0))
         repeated.last, repeated.count = now, repeated.count + 1

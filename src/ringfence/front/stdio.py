@@ -57,7 +57,7 @@ from ringfence.upstream.stdio import Lines, TooLong, to_message
 log = logging.getLogger("ringfence.front")
 
 MAX_LINE_BYTES = 4 * 1024 * 1024
-MOST_UNREAD = 64
+MAX_UNREAD = 64
 """Messages that wait for the client to read them. Then nothing more is read of it, until it does."""
 _VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
 
@@ -197,7 +197,7 @@ class StdioFront:
                     if not chunk:
                         return
                     for line in lines.feed(chunk):
-                        while errors.statistics().tasks_waiting_send >= MOST_UNREAD:
+                        while errors.statistics().tasks_waiting_send >= MAX_UNREAD:
                             await self._written.wait()
                         if isinstance(line, TooLong):
                             await self._refused("line_too_long")

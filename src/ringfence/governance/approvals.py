@@ -59,12 +59,12 @@ log = logging.getLogger("ringfence.approvals")
 
 ALWAYS = ApprovalRule(name="always")
 _PROGRESS_SECONDS = 2.0
-_MOST_WAITING = 200
-_MOST_WEIGHT = 64_000_000
+_MAX_WAITING = 200
+_MAX_WEIGHT = 64_000_000
 """Of all calls that wait for people, as `canonical.weight` counts it: about a quarter of the bytes in memory."""
-_LEAST_WEIGHT = 20_000
+_MIN_WEIGHT = 20_000
 """Of each of them, whatever it carries: it has a task, a place in line and a record to write."""
-MOST_REASON = 500
+MAX_REASON = 500
 """Characters of what a person says of their answer."""
 
 
@@ -115,10 +115,10 @@ class QuestionPlaces:
             ident: asker for ident, asker in self._askers.get(principal, {}).items() if ident in waiting
         }
         coming = sum(count for (whose, _), count in self._taken.items() if whose == principal)
-        free = _MOST_WAITING - len(waiting) - coming
+        free = _MAX_WAITING - len(waiting) - coming
         own = list(askers.values()).count(client_of(call)) + self._taken[principal, client_of(call)]
         if free <= 0:
-            text = f"{_MOST_WAITING} calls of this agent wait for a person already"
+            text = f"{_MAX_WAITING} calls of this agent wait for a person already"
             raise Refused(Status.DENIED, "throttled", text)
         if own >= free:
             text = f"{own} calls of this client wait for a person already; the {free} places left are for other clients"
@@ -140,8 +140,8 @@ class QuestionPlaces:
         much as is left for the others; a call without room need not fail, since it finds the answer when it is made
         again."""
         client = (call.principal.key, client_of(call))
-        weight = _LEAST_WEIGHT + canonical.weight((call.arguments, call.meta, call.inputs), _MOST_WEIGHT)
-        room = self._weights[client] + weight <= _MOST_WEIGHT - self._weights.total()
+        weight = _MIN_WEIGHT + canonical.weight((call.arguments, call.meta, call.inputs), _MAX_WEIGHT)
+        room = self._weights[client] + weight <= _MAX_WEIGHT - self._weights.total()
         if room:
             self._weights[client] += weight
         try:

@@ -19,7 +19,7 @@ from ringfence.store import Approval, Conflict, RowNotFound, Store, Transaction
 
 log = logging.getLogger("ringfence.approvals")
 
-_MOST = 262_144
+_MAX_CHARACTERS = 262_144
 """Characters of what is sent with a question. Who is shown less answers elsewhere."""
 _LOOK_SECONDS = 0.5
 
@@ -28,7 +28,7 @@ def put(people: Callable[[], Mapping[str, Person]], asked: Approval, stage: str,
     """A question with all that its answerer must see, escaped as everywhere; and, if that is all, what to name in an
     answer (`asked`)."""
     sent = [[label, invisible.json_text(value)] for label, value in question.sent(asked)]
-    whole = sum(len(text) for _, text in sent) <= _MOST
+    whole = sum(len(text) for _, text in sent) <= _MAX_CHARACTERS
     about = [*question.caller(asked), *question.terms(asked, invisible.name), *question.consequences(asked)]
     lines = [*about, *question.unshown(asked)]
     return {

@@ -12,7 +12,7 @@ from functools import partial
 
 from ringfence.core.errors import Refused
 from ringfence.core.model import GuardedText, Login, Person
-from ringfence.governance.approvals import MOST_REASON, answer, objection, tenant_of
+from ringfence.governance.approvals import MAX_REASON, answer, objection, tenant_of
 from ringfence.identity import answers
 from ringfence.identity.answers import BadAnswer, SignedAnswer
 from ringfence.store import Approval, Conflict, Expired, RowNotFound, SentBefore, Store, Transaction
@@ -63,9 +63,9 @@ class WebhookAnswers:
         # (4) This person may give it.
         if (problem := objection(asked, person)) is not None:
             raise self._refused(asked, given, 403, "not_entitled", problem)
-        reason = self._clean(given.reason, MOST_REASON)
+        reason = self._clean(given.reason, MAX_REASON)
         if reason != given.reason:  # it is kept as it was signed, or not at all
-            text = f"the reason is longer than {MOST_REASON} characters, or holds a secret or what cannot be seen"
+            text = f"the reason is longer than {MAX_REASON} characters, or holds a secret or what cannot be seen"
             raise self._refused(asked, given, 400, "bad_reason", text)
         # (5) It is about this very question, was not sent before, and nothing settled the question meanwhile: in the
         # transaction that writes it.

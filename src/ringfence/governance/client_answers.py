@@ -32,8 +32,8 @@ RECORD = "answered"
 
 _ACTIONS = ("accept", "decline", "cancel")
 _ROLES = ("assistant", "user")
-_MOST_BYTES = 1_000_000
-_MOST_ROOTS = 1000
+_MAX_BYTES = 1_000_000
+_MAX_ROOTS = 1000
 _SHORT = 1000
 
 
@@ -277,7 +277,7 @@ def _elicited(params: Json, answer: Json, compiled: Callable[[Any], Schema]) -> 
         return None
     wanted = {name: value for name, value in content.items() if isinstance(properties, dict) and name in properties}
     try:
-        problem = compiled(schema).problem(wanted, "content", _MOST_BYTES)
+        problem = compiled(schema).problem(wanted, "content", _MAX_BYTES)
     except Unusable:
         return None
     return None if problem is not None else {"action": action, "content": wanted}
@@ -300,7 +300,7 @@ def _sampled(answer: Json) -> Json | None:
 
 def _roots(answer: Json) -> Json | None:
     roots = answer.get("roots")
-    if not isinstance(roots, list) or len(roots) > _MOST_ROOTS:
+    if not isinstance(roots, list) or len(roots) > _MAX_ROOTS:
         return None
     out: list[Json] = []
     for root in roots:
@@ -322,4 +322,4 @@ def _is_bounded(value: Any) -> bool:
         size = len(canonical.dumps(value))
     except (ValueError, TypeError, RecursionError):
         return False
-    return size <= _MOST_BYTES and canonical.depth(value) <= canonical.MAX_DEPTH
+    return size <= _MAX_BYTES and canonical.depth(value) <= canonical.MAX_DEPTH

@@ -186,7 +186,7 @@ def _expression_problem(source: str, result: str) -> str | None:
 
 MAX_ARGUMENTS_BYTES = 1_000_000
 _ANYTHING = Schema(True)
-_MOST_COST = 8 * MAX_COST
+_MAX_COST = 8 * MAX_COST
 """Of the compiled schemas that are kept, and of all schemas of one server."""
 
 
@@ -245,7 +245,7 @@ class Schemas:
                 found = Unusable(str(exc), exc.cost)  # without the frames that it came through
             self._cache[place] = found
             self._cost += _kept(found)
-            while len(self._cache) > self._kept or self._cost > _MOST_COST:
+            while len(self._cache) > self._kept or self._cost > _MAX_COST:
                 self._cost -= _kept(self._cache.popitem(last=False)[1])
         else:
             self._cache.move_to_end(place)
@@ -417,7 +417,7 @@ class Catalog:
 
     def _unusable(self, definition: Definition) -> str | None:
         compiled = self._compiled.setdefault(definition.server, {})
-        if definition.digest not in compiled and sum(compiled.values()) >= _MOST_COST:
+        if definition.digest not in compiled and sum(compiled.values()) >= _MAX_COST:
             return "the patterns of its server's other tools already cost all that may be spent on compiling"
         problem = self.schemas.unusable(definition)
         compiled[definition.digest] = self.schemas.cost(definition)
@@ -477,7 +477,7 @@ def _in(contract: Contract, environment: str) -> bool:
     return contract.environments is None or environment in contract.environments
 
 
-_MOST_NAMES = 12
+_MAX_NAMES = 12
 
 
 def _meant(definition: Definition | None, arguments: Mapping[str, Any]) -> str:
@@ -486,10 +486,10 @@ def _meant(definition: Definition | None, arguments: Mapping[str, Any]) -> str:
     takes = schema.get("properties") if isinstance(schema, dict) else None
     if not isinstance(takes, dict) or not (unknown := [name for name in arguments if name not in takes]):
         return ""
-    free = [name for name in takes if name not in arguments][:_MOST_NAMES]
+    free = [name for name in takes if name not in arguments][:_MAX_NAMES]
     import difflib  # noqa: PLC0415 - few calls are wrong
 
-    near = (difflib.get_close_matches(name[:100], free, 1) for name in unknown[:_MOST_NAMES])
+    near = (difflib.get_close_matches(name[:100], free, 1) for name in unknown[:_MAX_NAMES])
     if meant := list(dict.fromkeys(name for found in near for name in found)):
         return f" Did you mean {' and '.join(map(repr, meant))}?"
-    return f" It takes: {', '.join(list(takes)[:_MOST_NAMES]) or 'nothing'}."
+    return f" It takes: {', '.join(list(takes)[:_MAX_NAMES]) or 'nothing'}."

@@ -14,7 +14,7 @@ from ringfence.core import canonical
 from ringfence.core.model import Json
 from ringfence.core.record import dataclass
 
-_MOST_FILES = 100
+_MAX_FILES = 100
 
 
 class OnRecord(Enum):
@@ -121,7 +121,7 @@ def for_record(facts: Json, salt: bytes, known: Mapping[str, Fact] = FACTS) -> J
         elif fact.on_record is OnRecord.FIGURES:
             out[name] = {part: None if isinstance(figure, str) else figure for part, figure in value.items()}
         elif fact.on_record is OnRecord.FILES:
-            out[name] = [_file(entry, salt) for entry in value[:_MOST_FILES]]
+            out[name] = [_file(entry, salt) for entry in value[:_MAX_FILES]]
             if more := len(value) - len(out[name]):
                 left_out[f"{name}_left_out"] = more + facts.get(f"{name}_left_out", 0)
         elif fact.on_record is OnRecord.NUMBER:

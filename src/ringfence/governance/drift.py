@@ -12,7 +12,7 @@ from ringfence.core.record import dataclass
 
 _FIRST = ("title", "description")
 """Shown first: a model reads these."""
-_MOST_COMPARED = 10_000
+_MAX_COMPARED = 10_000
 """Pairs of lines. A server decides how many there are, and comparing lines that repeat costs more than their square."""
 
 Sign = Literal[" ", "-", "+"]
@@ -61,7 +61,7 @@ def compared(before: str, after: str) -> Iterator[tuple[Sign, str]]:
 
 
 def _compared(old: list[str], new: list[str]) -> Iterator[tuple[Sign, str]]:
-    if len(old) * len(new) > _MOST_COMPARED:
+    if len(old) * len(new) > _MAX_COMPARED:
         yield from (("-", line) for line in old)
         yield from (("+", line) for line in new)
         return

@@ -24,8 +24,8 @@ from ringfence.packages.index_address import INDEX_HOST
 from ringfence.sandbox.tools.limits import limit_words, signal_words, span
 
 _WITHHELD = frozenset({"result_too_large", "bad_output", "invalid_result"})
-_MOST_FILES = 1000
-_MOST_SHOWN = 5
+_MAX_FILES = 1000
+_MAX_SHOWN = 5
 _SUMS = ("count", "bytes_in", "bytes_out")
 _UNSEEN_NETWORK: Json = {"allowed": None, "denied": None, "bytes_in": None, "bytes_out": None}
 _NO_NETWORK: Json = {"allowed": [], "denied": [], "bytes_in": 0, "bytes_out": 0}
@@ -44,7 +44,7 @@ _ENDED = {
 
 # Not frozen, which would triple what it costs: one is made for every call, and read once.
 @dataclass(slots=True)
-class Ending:
+class FinishedCall:
     """A call as the pipeline left it, how it ended, and when."""
 
     state: CallState
@@ -58,25 +58,25 @@ class Ending:
         return self.wall_ms if ran is None else ran.report.wall_ms
 
 
-def _ended(ending: Ending) -> str | None:
-    given_up = ending.outcome.reason_code == "cancelled" or (
-        ending.outcome.status is Status.KILLED and ending.outcome.reason_code == "stopping"
+def _ended(finished: FinishedCall) -> str | None:
+    given_up = finished.outcome.reason_code == "cancelled" or (
+        finished.outcome.status is Status.KILLED and finished.outcome.reason_code == "stopping"
     )
-    return "cancelled" if given_up else _ENDED[ending.outcome.status]
+    return "cancelled" if given_up else _ENDED[finished.outcome.status]
 
 
-def build(ending: Ending) -> Json:
+def build(finished: FinishedCall) -> Json:
     """The facts object of a call."""
-    contract = ending.state.contract
-    decision = ending.state.decision
-    changed = _effect(ending)
+    contract = finished.state.contract
+    decision = finished.state.decision
+    changed = _effect(finished)
     found: Json = {
-        "call_id": ending.state.call.id,
+        "call_id": finished.state.call.id,
         "decision_id": decision.id if decision is not None else None,
         "rules": list(decision.rules) if decision is not None else [],
         "contract_digest": contract.digest if contract is not None else None,
-        "started_at": _zulu(ending.state.began_at),
-        "wall_ms": round(ending.took_ms, 3),
+        "started_at": _zulu(finished.state.began_at),
+        "wall_ms": round(finished.took_ms, 3),
         "ended": None,  # this and whatever else is None here is filled in below; the order is for readers
         "exit_status": None,
         "signal": None,
@@ -84,25 +84,25 @@ def build(ending: Ending) -> Json:
         "limit": None,
         "effect": changed.value,
         "usage": None,
-        "isolation": dict(ending.state.isolation) if ending.state.dispatched or ending.state.isolation else None,
+        "isolation": dict(finished.state.isolation) if finished.state.dispatched or finished.state.isolation else None,
         "network": None,
         "inputs": None,
         "files": None,
         "output": None,
-        "redactions": dict(ending.state.redactions),
+        "redactions": dict(finished.state.redactions),
         "denials": None,
-        "explanation": explanation(ending, changed),
+        "explanation": explanation(finished, changed),
     }
-    found.update(_of_server(ending) if ending.state.ran is None else _of_box(ending.state.ran.report))
-    if ending.state.within is not None:
-        found.update(_of_session(ending.state.within))
+    found.update(_of_server(finished) if finished.state.ran is None else _of_box(finished.state.ran.report))
+    if finished.state.within is not None:
+        found.update(_of_session(finished.state.within))
     if decision is not None and decision.shadow is not None:
         found["shadow"] = {"rules": list(decision.shadow.rules), "verdict": decision.shadow.verdict}
-    if ending.state.flow is not None and (labels := flow.as_fact(ending.state.flow)) is not None:
+    if finished.state.flow is not None and (labels := flow.as_fact(finished.state.flow)) is not None:
         found["labels"] = labels
-    if ending.state.lasts is not None and changed is Effect.CONFIRMED:
-        found["lasts"] = ending.state.lasts
-    if ending.state.possible.declared_read and ending.state.dispatched:
+    if finished.state.lasts is not None and changed is Effect.CONFIRMED:
+        found["lasts"] = finished.state.lasts
+    if finished.state.possible.declared_read and finished.state.dispatched:
         found["effect_basis"] = "declared"
     return found
 
@@ -122,25 +122,25 @@ def _of_session(within: Within) -> Json:
     return {"session": session, **given}
 
 
-def _of_server(ending: Ending) -> Json:
-    ran = ending.state.dispatched
-    timed_out = ending.outcome.status is Status.TIMEOUT
+def _of_server(finished: FinishedCall) -> Json:
+    ran = finished.state.dispatched
+    timed_out = finished.outcome.status is Status.TIMEOUT
     return {
-        "ended": _ended(ending),
+        "ended": _ended(finished),
         "timed_out": timed_out,
         "limit": "wall" if timed_out else None,
         "usage": {"cpu_ms": None, "peak_memory_bytes": None, "io_bytes": None, "processes": None},
         # A call that did not reach its server's program has none of its own; what its box did meanwhile is told.
-        "network": (ending.state.network or _UNSEEN_NETWORK)
-        if ran or any((ending.state.network or {}).values())
+        "network": (finished.state.network or _UNSEEN_NETWORK)
+        if ran or any((finished.state.network or {}).values())
         else None,
         "inputs": [],
         "files": [],
         "output": {
             "stdout_bytes": None,
             "stderr_bytes": None,
-            "sha256": _sha256(ending) if ending.outcome.result is not None else None,
-            "truncated": ending.state.shortened,
+            "sha256": _sha256(finished) if finished.outcome.result is not None else None,
+            "truncated": finished.state.shortened,
         },
         "denials": None if ran else {},
     }
@@ -162,7 +162,7 @@ def _of_box(report: BoxReport) -> Json:
         },
         "network": _NO_NETWORK if report.network is None else {**report.network},
         "inputs": [fact.as_json() for fact in report.inputs],
-        "files": [fact.as_json() for fact in report.files[:_MOST_FILES]],
+        "files": [fact.as_json() for fact in report.files[:_MAX_FILES]],
         "output": {
             "stdout_bytes": report.stdout.total,
             "stderr_bytes": report.stderr.total,
@@ -186,10 +186,10 @@ def _of_box(report: BoxReport) -> Json:
         seen["left"] = True
     if report.packages or inside:
         seen["packages"] = [_uncounted(package) for package in (*report.packages, *inside)]
-    if len(report.files) > _MOST_FILES:
-        seen["files_left_out"] = len(report.files) - _MOST_FILES
+    if len(report.files) > _MAX_FILES:
+        seen["files_left_out"] = len(report.files) - _MAX_FILES
     if report.skipped:
-        seen["skipped"] = dict(islice(report.skipped.items(), _MOST_FILES))
+        seen["skipped"] = dict(islice(report.skipped.items(), _MAX_FILES))
     if report.trouble:
         seen["trouble"] = list(report.trouble)
     return seen
@@ -208,11 +208,11 @@ def _of_both(stdout: Captured, stderr: Captured) -> str:
     return hashlib.sha256(bytes.fromhex(stdout.sha256) + bytes.fromhex(stderr.sha256)).hexdigest()
 
 
-def _sha256(ending: Ending) -> str:
+def _sha256(finished: FinishedCall) -> str:
     encoded = (
-        ending.state.encoded_result
-        if ending.state.encoded_result is not None
-        else canonical.dumps(ending.outcome.result)
+        finished.state.encoded_result
+        if finished.state.encoded_result is not None
+        else canonical.dumps(finished.outcome.result)
     )
     return hashlib.sha256(encoded).hexdigest()
 
@@ -250,37 +250,41 @@ def effect(
     return Effect.CONFIRMED if status is Status.SUCCESS else Effect.UNKNOWN
 
 
-def _effect(ending: Ending) -> Effect:
-    dispatched = ending.state.dispatched or ending.state.replayed_from is not None
-    changed = effect(ending.outcome.status, ending.state.possible, dispatched, _sent(ending), _copied(ending))
-    if changed is Effect.NONE and ending.state.ran is not None and ending.state.possible.sends:
+def _effect(finished: FinishedCall) -> Effect:
+    dispatched = finished.state.dispatched or finished.state.replayed_from is not None
+    changed = effect(finished.outcome.status, finished.state.possible, dispatched, _sent(finished), _copied(finished))
+    if changed is Effect.NONE and finished.state.ran is not None and finished.state.possible.sends:
         # What earlier steps left there has sent something, or what this one left may still do so.
-        report = ending.state.ran.report
+        report = finished.state.ran.report
         late = (report.late or {}).get("network")
         if report.left or (late is not None and went_out(late)):
             return Effect.UNKNOWN
     return changed
 
 
-def _sent(ending: Ending) -> bool | None:
+def _sent(finished: FinishedCall) -> bool | None:
     """Whether anything that its box asked for went out, however that ended; None where its box was not seen to the
     end, or its caller gave it up."""
-    if ending.state.ran is None or _is_given_up(ending):
+    if finished.state.ran is None or _is_given_up(finished):
         return None
-    network = ending.state.ran.report.network
+    network = finished.state.ran.report.network
     return network is not None and went_out(network)
 
 
-def _copied(ending: Ending) -> bool | None:
+def _copied(finished: FinishedCall) -> bool | None:
     """Whether any file was copied out; None where its box was not seen to the end, in which that is done."""
-    if ending.state.ran is None or ending.state.ran.report.ended == "infra" or _is_given_up(ending):
+    if finished.state.ran is None or finished.state.ran.report.ended == "infra" or _is_given_up(finished):
         return None
-    return bool(ending.state.ran.report.files)
+    return bool(finished.state.ran.report.files)
 
 
-def _is_given_up(ending: Ending) -> bool:
+def _is_given_up(finished: FinishedCall) -> bool:
     """Whether it had a box of its own that was killed under it: nobody is to rely on what was seen by then."""
-    return ending.state.within is None and ending.state.ran is not None and ending.state.ran.report.ended == "cancelled"
+    return (
+        finished.state.within is None
+        and finished.state.ran is not None
+        and finished.state.ran.report.ended == "cancelled"
+    )
 
 
 def both_networks(one: Json | None, other: Json | None) -> Json | None:
@@ -313,42 +317,42 @@ def went_out(network: Mapping[str, Any]) -> bool:
     return network.get("bytes_out", 0) > 0 or any(entry["host"] != INDEX_HOST and entry["count"] > 0 for entry in asked)
 
 
-def explanation(ending: Ending, changed: Effect | None = None) -> str:
-    """The ending in one sentence, for a model and for a person; `changed` where its effect is known already."""
-    changed = changed or _effect(ending)
+def explanation(finished: FinishedCall, changed: Effect | None = None) -> str:
+    """How it ended in one sentence, for a model and for a person; `changed` where its effect is known already."""
+    changed = changed or _effect(finished)
     parts = (
-        _what_happened(ending),
-        _raising(ending),
-        _programs(ending),
-        _refused_calls(ending),
-        _network(ending),
-        _late(ending),
-        _what_changed(ending, changed),
+        _what_happened(finished),
+        _raising(finished),
+        _programs(finished),
+        _refused_calls(finished),
+        _network(finished),
+        _late(finished),
+        _what_changed(finished, changed),
     )
     said = "; ".join([part for part in parts if part])
-    within = ending.state.within
+    within = finished.state.within
     if within is None or within.step is None:
         return said
     return f"{f'step {within.step} of ' if within.step else ''}session {within.session}: {said}"
 
 
-def _what_happened(ending: Ending) -> str:
-    if ending.state.ran is not None and ending.outcome.status is not Status.UNKNOWN:
-        return _in_a_box(ending, ending.state.ran)
-    status = ending.outcome.status
-    code = ending.outcome.reason_code
-    took = span(ending.took_ms)
+def _what_happened(finished: FinishedCall) -> str:
+    if finished.state.ran is not None and finished.outcome.status is not Status.UNKNOWN:
+        return _in_a_box(finished, finished.state.ran)
+    status = finished.outcome.status
+    code = finished.outcome.reason_code
+    took = span(finished.took_ms)
     match status:
         case Status.SUCCESS:
             return (
                 f"the tool answered after {took}"
-                if ending.state.dispatched
+                if finished.state.dispatched
                 else "answered with an earlier call's result"
             )
         case Status.FAILED:
-            if ending.state.call.method == "server/start":
+            if finished.state.call.method == "server/start":
                 return f"the server's program ran for {took}, and the server did not come up ({code})"
-            if ending.state.replayed_from is not None:
+            if finished.state.replayed_from is not None:
                 return f"answered with an earlier call's failure ({code})"
             if code in _WITHHELD:
                 return f"the tool answered after {took}, but its answer was withheld ({code})"
@@ -356,7 +360,7 @@ def _what_happened(ending: Ending) -> str:
         case Status.VALIDATION_FAILURE:
             return f"the request was refused as invalid ({code})"
         case Status.DENIED:
-            return _denied(ending)
+            return _denied(finished)
         case Status.APPROVAL_REQUIRED:
             return "a person must approve it before it can run"
         case Status.TIMEOUT:
@@ -365,20 +369,20 @@ def _what_happened(ending: Ending) -> str:
             return f"cancelled after {took}" if code == "cancelled" else f"stopped after {took} ({code})"
         case Status.UNAVAILABLE:
             return f"something it needs was not available ({code})"
-        case Status.UNKNOWN if ending.state.answered is not None:
-            return f"the server answered HTTP {ending.state.answered} after {took} ({code})"
+        case Status.UNKNOWN if finished.state.answered is not None:
+            return f"the server answered HTTP {finished.state.answered} after {took} ({code})"
         case Status.UNKNOWN:
-            lost = "the answer was lost" if ending.state.ran is None else "the box itself failed"
+            lost = "the answer was lost" if finished.state.ran is None else "the box itself failed"
             return f"{lost} after {took} ({code})"
 
 
-def _in_a_box(ending: Ending, ran: Ran) -> str:
+def _in_a_box(finished: FinishedCall, ran: Ran) -> str:
     report = ran.report
-    took = span(ending.took_ms)
+    took = span(finished.took_ms)
     withheld = (
         ""
-        if ending.outcome.reason_code not in _WITHHELD
-        else f", but its output was withheld ({ending.outcome.reason_code})"
+        if finished.outcome.reason_code not in _WITHHELD
+        else f", but its output was withheld ({finished.outcome.reason_code})"
     )
     match report.ended:
         case "exited":
@@ -414,14 +418,14 @@ _MORE = {
 """What raises a limit: on the command line, in Python, in a configuration."""
 
 
-def _raising(ending: Ending) -> str:
+def _raising(finished: FinishedCall) -> str:
     """The error of a library that cannot have a thread or some memory names no limit."""
-    how = _MORE.get(ending.state.ran.report.limit or "") if ending.state.ran is not None else None
+    how = _MORE.get(finished.state.ran.report.limit or "") if finished.state.ran is not None else None
     return f"more is given by {how}" if how else ""
 
 
-def _programs(ending: Ending) -> str:
-    match ending.state.ran.report.commands if ending.state.ran is not None else None:
+def _programs(finished: FinishedCall) -> str:
+    match finished.state.ran.report.commands if finished.state.ran is not None else None:
         case "enforced":
             return "only the programs that its contract names could be run"
         case "advisory":
@@ -429,32 +433,32 @@ def _programs(ending: Ending) -> str:
     return ""
 
 
-def _refused_calls(ending: Ending) -> str:
-    denials = ending.state.ran.report.denials if ending.state.ran is not None else {}
+def _refused_calls(finished: FinishedCall) -> str:
+    denials = finished.state.ran.report.denials if finished.state.ran is not None else {}
     if not denials:
         return ""
-    shown = [f"{name} ({count})" for name, count in islice(denials.items(), _MOST_SHOWN)]
-    if len(denials) > _MOST_SHOWN:
-        shown.append(f"{len(denials) - _MOST_SHOWN} more")
+    shown = [f"{name} ({count})" for name, count in islice(denials.items(), _MAX_SHOWN)]
+    if len(denials) > _MAX_SHOWN:
+        shown.append(f"{len(denials) - _MAX_SHOWN} more")
     return f"refused system calls: {', '.join(shown)}"
 
 
-def _network(ending: Ending) -> str:
-    network = ending.state.ran.report.network if ending.state.ran is not None else None
+def _network(finished: FinishedCall) -> str:
+    network = finished.state.ran.report.network if finished.state.ran is not None else None
     if network is None:
         return ""
     said = []
     for which, word in (("allowed", "reached"), ("denied", "denied"), ("failed", "failed to reach")):
         places = [f"{entry['host']}:{entry['port']} ({entry['count']})" for entry in network.get(which, ())]
-        if len(places) > _MOST_SHOWN:
-            places = [*places[:_MOST_SHOWN], f"{len(places) - _MOST_SHOWN} more"]
+        if len(places) > _MAX_SHOWN:
+            places = [*places[:_MAX_SHOWN], f"{len(places) - _MAX_SHOWN} more"]
         if places:
             said.append(f"{word} {', '.join(places)}")
     return f"network: {'; '.join(said)}" if said else ""
 
 
-def _late(ending: Ending) -> str:
-    late = ending.state.ran.report.late if ending.state.ran is not None else None
+def _late(finished: FinishedCall) -> str:
+    late = finished.state.ran.report.late if finished.state.ran is not None else None
     if late is None:
         return ""
     parts = [f"{span(late['cpu_ms'])} of processor time"] if late.get("cpu_ms") else []
@@ -473,41 +477,41 @@ def _late(ending: Ending) -> str:
     return "; ".join(said)
 
 
-def _denied(ending: Ending) -> str:
-    decision = ending.state.decision
+def _denied(finished: FinishedCall) -> str:
+    decision = finished.state.decision
     if decision is not None and not decision.allowed:
         return f"refused by policy ({decision.reason})"
-    return f"refused ({ending.outcome.reason_code})"
+    return f"refused ({finished.outcome.reason_code})"
 
 
-def _what_changed(ending: Ending, changed: Effect) -> str:
-    contract = ending.state.contract
+def _what_changed(finished: FinishedCall, changed: Effect) -> str:
+    contract = finished.state.contract
     match changed:
-        case Effect.CONFIRMED if ending.state.lasts == "call":
+        case Effect.CONFIRMED if finished.state.lasts == "call":
             return "what it changed was in a box for this call alone, and is gone with it"
-        case Effect.CONFIRMED if ending.state.lasts == "server":
+        case Effect.CONFIRMED if finished.state.lasts == "server":
             return "what it changed is in the server's box alone, and lasts until that ends"
         case Effect.CONFIRMED:
             return "its effect is confirmed"
         case Effect.UNKNOWN:
             return "whether it took effect is unknown"
         case Effect.NONE:
-            if not ending.state.dispatched:
-                return "nothing was run" if ending.outcome.status is not Status.SUCCESS else "nothing was run again"
-            if ending.state.possible.declared_read:
+            if not finished.state.dispatched:
+                return "nothing was run" if finished.outcome.status is not Status.SUCCESS else "nothing was run again"
+            if finished.state.possible.declared_read:
                 return _DECLARED
-            if contract is not None and contract.mode is Mode.READ and not ending.state.possible:
-                if _sent(ending) or (ending.state.ran is not None and ending.state.ran.report.planted):
+            if contract is not None and contract.mode is Mode.READ and not finished.state.possible:
+                if _sent(finished) or (finished.state.ran is not None and finished.state.ran.report.planted):
                     return "this call only waited; what the command did is the effect of the call that started it"
                 return "it only reads, so nothing was changed"
-            had = ending.state.possible.sends or (
-                ending.state.ran is not None and ending.state.ran.report.network is not None
+            had = finished.state.possible.sends or (
+                finished.state.ran is not None and finished.state.ran.report.network is not None
             )
             network = "nothing was sent to the network" if had else "network was denied"
-            if ending.state.within is not None and ending.state.ran is None and not ending.state.possible:
+            if finished.state.within is not None and finished.state.ran is None and not finished.state.possible:
                 return "nothing outside of the session was changed"
-            if ending.state.within is not None:
+            if finished.state.within is not None:
                 return f"{network}; nothing outside of the session was changed"
-            if ending.state.possible.copies:
+            if finished.state.possible.copies:
                 return f"{network}; no file was copied out, and no other side effect was possible"
             return f"{network}; no side effect was possible"

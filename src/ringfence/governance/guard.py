@@ -43,14 +43,14 @@ UNSEEN = (CONTROL, INVISIBLE)
 FOREIGN = "foreign_keys"
 """Keys in a server's `_meta` that are ours to write."""
 
-_MOST_HITS = 1000
+_MAX_HITS = 1000
 """A text that a pattern matches more often is withheld whole: each hit costs another search of the rest."""
-_MOST_FOUND = 2000
+_MAX_FOUND = 2000
 """Pieces that look like secrets in all texts of one value, which is withheld whole if there are more. One costs about
 half a millisecond, and of what is left of so many no reader would miss anything."""
-_MOST_IN_MESSAGE = 50
+_MAX_IN_MESSAGE = 50
 """Such pieces in a message, which is withheld whole if there are more: it is searched while others wait."""
-_MOST_JUDGED = 500
+_MAX_JUDGED = 500
 """Pieces that may be missing in what a person is to judge. Each takes time in which others wait to be shown theirs."""
 _SPEAKER = "ringfence/server"
 MESSAGE_CHARACTERS = 4000
@@ -63,7 +63,7 @@ _DEAR = 4096
 _INSPECTION_SECONDS = 10.0
 """What is searched in turns may take as long again as its call, and this long in any case: a server whose other values
 take long to search holds up its own callers, who are told so."""
-_MOST_SAID = 262_144
+_MAX_SAID = 262_144
 """Bytes of what a server says or asks besides results. A result may be as long as its contract says."""
 
 _CLASS = "".join(rf"\x{{{first:x}}}-\x{{{last:x}}}" for first, last in invisible.UNSEEN)
@@ -139,7 +139,7 @@ class _RuleHits(Counter[str]):
     def found(self, pieces: int) -> None:
         """So many more were found in a text. Raises _TooMuchFound."""
         self._found += pieces
-        if self._found > _MOST_FOUND:
+        if self._found > _MAX_FOUND:
             raise _TooMuchFound
 
 
@@ -160,7 +160,7 @@ class _SameKey(_Withheld):
 class _TooMuchFound(_Withheld):
     """So much of a value looks like secrets that to take it out would take long."""
 
-    text = f"more than {_MOST_FOUND} pieces look like secrets"
+    text = f"more than {_MAX_FOUND} pieces look like secrets"
 
 
 class _TooMuchMissing(Exception):
@@ -231,8 +231,8 @@ class Guard:
         proper = text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
         suspect = invisible.suspect(proper)
         if not suspect and not patterns and len(proper) <= most:  # as nearly all are
-            return GuardedText(proper if self.redactor is None else self.redactor.redact(proper, _MOST_IN_MESSAGE)[0])
-        hits = _RuleHits(most=_MOST_IN_MESSAGE)
+            return GuardedText(proper if self.redactor is None else self.redactor.redact(proper, _MAX_IN_MESSAGE)[0])
+        hits = _RuleHits(most=_MAX_IN_MESSAGE)
         try:
             if suspect:
                 proper = self._seen(proper, patterns, hits, invisible.escaped)
@@ -249,8 +249,8 @@ class Guard:
         while back < place:
             head = text[: place - back]
             rest = text[place - back :]
-            clean = self._redacted(head, patterns, _RuleHits(most=_MOST_IN_MESSAGE))
-            if clean + self._redacted(rest, patterns, _RuleHits(most=_MOST_IN_MESSAGE)) == whole:
+            clean = self._redacted(head, patterns, _RuleHits(most=_MAX_IN_MESSAGE))
+            if clean + self._redacted(rest, patterns, _RuleHits(most=_MAX_IN_MESSAGE)) == whole:
                 return clean
             back = 2 * back + 1
         return ""
@@ -269,7 +269,7 @@ class Guard:
 
     async def said(self, contract: Contract, params: Json) -> Json:
         """What a server says or asks, as a client may hear it. Raises Refused, also where it is too long."""
-        return cast("Json", await self._said(contract, params, _MOST_SAID))
+        return cast("Json", await self._said(contract, params, _MAX_SAID))
 
     async def error_data(self, contract: Contract, data: Any) -> Any:
         """What a server says beside an error. Raises Refused, also where it is too long."""
@@ -325,7 +325,7 @@ class Guard:
         except _Withheld as exc:
             raise Refused(Status.VALIDATION_FAILURE, exc.code, exc.text) from None
         except _TooMuchMissing:
-            text = f"A person would have to judge it, and more than {_MOST_JUDGED} pieces of it look like secrets"
+            text = f"A person would have to judge it, and more than {_MAX_JUDGED} pieces of it look like secrets"
             raise Refused(Status.VALIDATION_FAILURE, "not_to_be_judged", text) from None
 
     def facts(self, facts: Json) -> Json:
@@ -530,7 +530,7 @@ class Guard:
                 hits.found(sum(found.values()))
                 hits.update(found)
                 hits.missing += sum(found.values())
-                if hits.judged and hits.missing > _MOST_JUDGED:
+                if hits.judged and hits.missing > _MAX_JUDGED:
                     raise _TooMuchMissing
                 if hits.most is None:
                     hits.secrets.update(self.redactor.secrets(text))
@@ -623,7 +623,7 @@ def _substitute(pattern: Any, text: str) -> tuple[str, int]:
         if start == stop:
             continue
         count += 1
-        if count > _MOST_HITS:
+        if count > _MAX_HITS:
             return REPLACEMENT, count
         parts += (text[end:start], REPLACEMENT)
         end = stop

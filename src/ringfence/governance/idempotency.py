@@ -16,20 +16,20 @@ from ringfence.core.shares import level
 from ringfence.governance.approvals import client_of
 from ringfence.store import KeyRow, Store, Transaction
 
-MOST_KEPT = 65_536
+MAX_KEPT = 65_536
 """Bytes of a result that is kept for a call that changed nothing. One with a longer result is made again: callers
 invent as many keys as they like, and would fill the disk."""
-MOST_RESULTS = 2000
+MAX_RESULTS = 2000
 """Results that are kept for one principal. If there are more, that of a call that changed nothing is not kept."""
-MOST_OF_ONE = 64 * 2**20
-MOST_OF_ALL = 512 * 2**20
+MAX_OF_ONE = 64 * 2**20
+MAX_OF_ALL = 512 * 2**20
 """Bytes of outcomes that are kept for one principal, and for all, about. If there are more, the oldest go, and of all
 those of the tenants, and of the agents in them, that have more than the others: their calls are not made again, but
 what they answered cannot be repeated."""
 _LOOK_BYTES = 2**20
 """So many more of a principal are kept before they are added up again."""
 _GRACE_SECONDS = 5.0
-_MOST_WAITING = 200
+_MAX_WAITING = 200
 """Calls of one agent that wait for others under the same keys."""
 
 
@@ -124,7 +124,7 @@ class IdempotencyKeys:
         agent = call.principal.key
         mine = (agent, client_of(call))
         own = self._waiting[mine]
-        free = _MOST_WAITING - sum(count for (whose, _), count in self._waiting.items() if whose == agent)
+        free = _MAX_WAITING - sum(count for (whose, _), count in self._waiting.items() if whose == agent)
         if own >= free:
             text = f"{own} calls of this client already wait for other calls with the same idempotency keys"
             raise Refused(Status.DENIED, "throttled", f"{text}; try again when some of them have ended")
@@ -143,10 +143,10 @@ class IdempotencyKeys:
         """
         self._fresh[principal] = self._fresh.get(principal, _LOOK_BYTES) + kept
         if self._fresh[principal] >= _LOOK_BYTES:
-            if (held := tx.kept_bytes(principal).get(principal, 0)) > MOST_OF_ONE:
-                tx.drop_outcomes(principal, held - _with_room(MOST_OF_ONE))
-            if sum((every := tx.kept_bytes()).values()) > MOST_OF_ALL:
-                for whose, excess in _beyond_their_share(every, _with_room(MOST_OF_ALL)):
+            if (held := tx.kept_bytes(principal).get(principal, 0)) > MAX_OF_ONE:
+                tx.drop_outcomes(principal, held - _with_room(MAX_OF_ONE))
+            if sum((every := tx.kept_bytes()).values()) > MAX_OF_ALL:
+                for whose, excess in _beyond_their_share(every, _with_room(MAX_OF_ALL)):
                     tx.drop_outcomes(whose, excess)
             self._fresh[principal] = 0
 

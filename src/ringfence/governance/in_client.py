@@ -17,7 +17,7 @@ from ringfence.store import Approval
 KEY = "ringfence_approval"
 ABOUT = "about"
 """Beside a question, for the way back to its client: which approval it is of. It goes no further."""
-_MOST = 8_000
+_MAX_CHARACTERS = 8_000
 """Characters. What is longer is read in the console, or on the terminal: nobody is asked about what they do not see."""
 
 Verdict = Literal["approve", "deny", "open"]
@@ -38,7 +38,7 @@ def put(approval: Approval) -> Json | None:
     lines += [f"{label}: {text}" if label else text for label, text in (*about, *question.unshown(approval))]
     sent = [f"{label}: {invisible.json_text(value)}" for label, value in question.sent(approval)]
     message = "\n".join([*map(invisible.visible, lines), *sent])
-    if len(message) > _MOST:
+    if len(message) > _MAX_CHARACTERS:
         return None
     schema = {
         "type": "object",

@@ -56,8 +56,8 @@ goes on record."""
 
 _NAME_LENGTH = 1000
 """Characters. What is longer is cut when it is clean: half a secret is no longer recognised."""
-_MOST_PARTS = 256
-_MOST_VALUES = 2000
+_MAX_PARTS = 256
+_MAX_VALUES = 2000
 _LONGEST_MESSAGE = 65_536
 _SHORTEST_VALUE = 4
 
@@ -257,7 +257,7 @@ def _shared(part: Json) -> canonical.Shared:
     text = canonical.dumps(part)
     found = _parts.get(text)
     if found is None:
-        if len(_parts) >= _MOST_PARTS:
+        if len(_parts) >= _MAX_PARTS:
             _parts.clear()
         found = _parts[text] = canonical.Shared(part)
     return found
@@ -388,7 +388,7 @@ def unquoted(message: str, call: Call) -> str:
         return message
     if len(message) > _LONGEST_MESSAGE:
         return ""
-    values = {text for text in islice(_texts(call.arguments), _MOST_VALUES) if len(text) >= _SHORTEST_VALUE}
+    values = {text for text in islice(_texts(call.arguments), _MAX_VALUES) if len(text) >= _SHORTEST_VALUE}
     for text in sorted(values, key=len, reverse=True):
         if len(text) > len(message):
             continue
@@ -458,7 +458,7 @@ def _ending(usual: Json, isolation: Json | None) -> canonical.Shared:
     key = (id(isolation), form)
     known = _ends.get(key)
     if known is None or known[0] is not isolation:
-        if len(_ends) >= _MOST_PARTS:
+        if len(_ends) >= _MAX_PARTS:
             _ends.clear()
         # Each process tries its host anew, so what it shares with others must not say when.
         common = isolation and {name: value for name, value in isolation.items() if name != _VERIFIED}

@@ -17,7 +17,7 @@ from ringfence.core.quoting import quoted
 from ringfence.governance import uris
 from ringfence.sandbox.tools.toolkit import SERVER
 
-_MOST_KNOWN = 4096
+_MAX_KNOWN = 4096
 _LONGEST_KNOWN = 512
 """Names are what callers write, so what is remembered of them is bounded, in number and in length."""
 _LONGEST_SHOWN = 300
@@ -46,7 +46,7 @@ class Permission:
         if found is None:
             patterns = () if self._agent is None or self.refusal is not None else self._agent.capabilities
             found = any(fnmatchcase(capability, pattern) for pattern in patterns)
-            if len(self._known) < _MOST_KNOWN and len(capability) <= _LONGEST_KNOWN:
+            if len(self._known) < _MAX_KNOWN and len(capability) <= _LONGEST_KNOWN:
                 self._known[capability] = found
         return found
 

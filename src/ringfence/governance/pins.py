@@ -24,15 +24,15 @@ from ringfence.store import FIRST_USE, PinRow, Store, Transaction
 log = logging.getLogger("ringfence")
 
 _NAME_LENGTH = 300
-_MOST_FIELDS = 50
+_MAX_FIELDS = 50
 _LONGEST_DEFINITION = 262_144
-_MOST_CHANGES = 100
+_MAX_CHANGES = 100
 """Changed definitions of one server that are each on record at once; of the rest, how many there were."""
 _CHANGE_SECONDS = 300.0
 """After so long, one more is."""
-_MOST_TOLD = 10
+_MAX_TOLD = 10
 """Definitions of one listing that the log names as left out."""
-_MOST_FIRST_USE = 3000
+_MAX_FIRST_USE = 3000
 """Definitions of one server that are accepted without a person: what it lists, and some that it listed before."""
 _GONE_SECONDS = 86400.0
 
@@ -42,14 +42,14 @@ class ChangePace:
     server that changes them again and again does not fill the log."""
 
     def __init__(self) -> None:
-        self._left = float(_MOST_CHANGES)
+        self._left = float(_MAX_CHANGES)
         self._at: float | None = None
         self.counted = 0
 
     def admit(self, changes: int, now: float) -> tuple[int, int]:
         """Of so many, how many are each put on record, and how many are counted beside them, those before included."""
         if self._at is not None:
-            self._left = min(_MOST_CHANGES, self._left + (now - self._at) / _CHANGE_SECONDS)
+            self._left = min(_MAX_CHANGES, self._left + (now - self._at) / _CHANGE_SECONDS)
         self._at = now
         told = min(changes, int(self._left))
         self._left -= told
@@ -182,10 +182,10 @@ class DefinitionPins:
         beside the loop, in the order in which a server shows them: it decides how long and how many they are."""
         out, wrong = await self._guard.aside.do(server, partial(self._looked_at, list(definitions)))
         if wrong and wrong != self._unfit.get(server):
-            for each in wrong[:_MOST_TOLD]:
+            for each in wrong[:_MAX_TOLD]:
                 log.warning("server %s: it is left out of what is offered: %s", server, each)
-            if len(wrong) > _MOST_TOLD:
-                log.warning("server %s: %d more are left out as well", server, len(wrong) - _MOST_TOLD)
+            if len(wrong) > _MAX_TOLD:
+                log.warning("server %s: %d more are left out as well", server, len(wrong) - _MAX_TOLD)
         self._unfit[server] = wrong
         return out, wrong
 
@@ -215,7 +215,7 @@ class DefinitionPins:
     async def _accept_at_first_use(self, server: str, fresh: list[Definition], rows: list[PinRow]) -> None:
         """Pin what a server shows, up to a number; what it showed long ago and nobody relies on makes room."""
         mine = [row for row in rows if not row.by_person]
-        excess = len(mine) + len(fresh) - _MOST_FIRST_USE
+        excess = len(mine) + len(fresh) - _MAX_FIRST_USE
         if excess > 0:
             late = time.time() - _GONE_SECONDS
             used = self.uses(server)
@@ -235,7 +235,7 @@ class DefinitionPins:
                 fresh = fresh[: max(0, len(fresh) - left_out)]
                 log.error(
                     "server %s: %d definitions are not accepted on first use, since %d were: ringfence check --accept",
-                    *(server, left_out, _MOST_FIRST_USE),
+                    *(server, left_out, _MAX_FIRST_USE),
                 )
         if fresh:
             await self.accept(fresh, FIRST_USE)
@@ -303,5 +303,5 @@ class DefinitionPins:
         body["name"] = self._guard.message(new.name, most=_NAME_LENGTH)
         body |= {"pinned": old.digest, "seen": new.digest}
         fields = sorted(k for k in {*old.body, *new.body} if old.body.get(k) != new.body.get(k))
-        body["fields"] = [self._guard.message(field, most=_NAME_LENGTH) for field in fields[:_MOST_FIELDS]]
+        body["fields"] = [self._guard.message(field, most=_NAME_LENGTH) for field in fields[:_MAX_FIELDS]]
         return body

@@ -72,7 +72,7 @@ _NEVER_RAN = frozenset({Status.VALIDATION_FAILURE, Status.DENIED, Status.APPROVA
 _LONGEST_NAME = 1000
 _LISTING = ResultPolicy(max_bytes=8_000_000)
 """All pages of what a server lists come as one result."""
-_MOST_PREVIEW = 4000
+_MAX_PREVIEW = 4000
 """Characters of what a person is shown beforehand."""
 _REBUILT = (-32021, -32042)
 """Errors that say what a client must be able to do, or ask its user to visit a URL: their data was written anew."""
@@ -666,7 +666,7 @@ class Pipeline:
         text, told = outcome.text, {"by": name, "call": shows.id}
         if not outcome.ok:
             return {**told, "problem": f"it could not be shown ({outcome.status}/{outcome.reason_code})"}
-        return {**told, "text": text if len(text) <= _MOST_PREVIEW else f"{text[:_MOST_PREVIEW]}…"}
+        return {**told, "text": text if len(text) <= _MAX_PREVIEW else f"{text[:_MAX_PREVIEW]}…"}
 
     async def _recheck_rules(self, rules: Rulebook, state: CallState) -> None:
         """After a wait, before the call begins: what has not begun when the rules are tightened does not begin. A
@@ -822,7 +822,7 @@ class Pipeline:
             self._budget.note(state.call, state.arguments_digest, outcome.status)
         if not state.dispatched and outcome.status in (Status.KILLED, Status.DENIED):
             state.isolation = {}  # it was to have one
-        call_facts = self._guard.facts(facts.build(facts.Ending(state, outcome, state.wall_ms)))
+        call_facts = self._guard.facts(facts.build(facts.FinishedCall(state, outcome, state.wall_ms)))
         if outcome.result is not None and state.dispatched and state.is_own:
             explain(outcome.result, call_facts)
 
@@ -846,8 +846,8 @@ class Pipeline:
                 flow.close(tx, state.flow, state.call, outcome)
             if key is not None:
                 ran = state.dispatched and outcome.status is not Status.UNAVAILABLE
-                light = len(state.encoded_result or b"") <= idempotency.MOST_KEPT
-                room = light and not tx.has_kept(state.call.principal.key, idempotency.MOST_RESULTS)
+                light = len(state.encoded_result or b"") <= idempotency.MAX_KEPT
+                room = light and not tx.has_kept(state.call.principal.key, idempotency.MAX_RESULTS)
                 worth_keeping = ran and (state.durable or room)
                 kept_bytes = idempotency.settle(tx, key, state.call.id, outcome if worth_keeping else None)
                 self._keys.bound(tx, state.call.principal.key, kept_bytes)
@@ -863,7 +863,7 @@ class Pipeline:
             self._store.owe(state.call.id)
             status = Status.UNKNOWN if state.dispatched else Status.UNAVAILABLE
             lost = Outcome(status, "store", own_words("the outcome could not be recorded, so it is withheld"))
-            return self._watched(state, _completed(lost, facts.build(facts.Ending(state, lost, state.wall_ms))))
+            return self._watched(state, _completed(lost, facts.build(facts.FinishedCall(state, lost, state.wall_ms))))
         return self._watched(state, _completed(outcome, call_facts, receipt))
 
     @staticmethod

@@ -46,7 +46,7 @@ SHADOW = "shadow"
 
 _MANY = 32
 """From so many texts on, a pattern is first tried on all of them together."""
-_MOST_SEARCHES = 2_000_000
+_MAX_SEARCHES = 2_000_000
 """So many texts may rules have to look at one by one for one call: some seconds of work."""
 _CACHED = 4096
 _LONGEST_CACHED = 512
@@ -300,7 +300,7 @@ class _TooMany(ValueError):
     """The arguments hold more values, or longer ones, than patterns can be tried on."""
 
 
-_MOST_FOLDED = 4_000_000
+_MAX_FOLDED = 4_000_000
 """Characters that the normalized forms of one call's texts may have: one of a caller's can become eighteen."""
 
 
@@ -315,8 +315,8 @@ class _Seen:
         self._exports: tuple[bool, bool] | None = None
         self._made: dict[str, list[tuple[int, list[bytes]]]] = {}
         self._lines: dict[int, bytes] = {}
-        self._left = _MOST_SEARCHES
-        self._foldable = _MOST_FOLDED
+        self._left = _MAX_SEARCHES
+        self._foldable = _MAX_FOLDED
 
     def lines(self, texts: list[bytes]) -> bytes:
         """Many texts as one, each on lines of its own."""

@@ -25,7 +25,7 @@ from ringfence.sandbox.tools.toolkit import SERVER
 
 _NOT_OFFERED = ("unknown_tool", "wrong_environment", "unknown_resource", "unknown_prompt")
 _JUDGED = ("tool", "resource", "prompt", "listing", "logging")
-_MOST_NAMES = 200
+_MAX_NAMES = 200
 """So many names of arguments a record has at most."""
 _EMPTY = 2
 """The bytes of `{}`."""
@@ -238,7 +238,7 @@ def _names(body: Json) -> frozenset[str] | None:
     """All names of arguments at the top, where the record has them."""
     found = object_at(body, "arguments").get("names")
     known = object_at(body, "call").get("kind") == "tool" and not body.get("carried")
-    if not known or not isinstance(found, list) or len(found) >= _MOST_NAMES:
+    if not known or not isinstance(found, list) or len(found) >= _MAX_NAMES:
         return None
     return frozenset(map(str, found))
 

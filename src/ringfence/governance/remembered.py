@@ -18,7 +18,7 @@ from ringfence.governance.guard import CONTROL, INVISIBLE
 if TYPE_CHECKING:
     from ringfence.governance.journal import CallState
 
-_MOST_TEXT = 20_000
+_MAX_TEXT = 20_000
 _HIDDEN = frozenset({CONTROL, INVISIBLE})
 """What is removed from a text that people read, and is no secret."""
 
@@ -79,4 +79,4 @@ def _text(captured: Captured) -> Json:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= _MOST_TEXT else text[:_MOST_TEXT]
+    return text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT]

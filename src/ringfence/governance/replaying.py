@@ -16,7 +16,7 @@ from ringfence.core.record import dataclass
 Kind = Literal["output", "clock", "randomness", "network", "files", "environment"]
 KINDS: tuple[Kind, ...] = ("output", "clock", "randomness", "network", "files", "environment")
 _PARTS = ("ending", "stdout", "stderr", "value")
-_MOST_SHOWN = 200
+_MAX_SHOWN = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def shown(seen: Json, name: str) -> str:
     """A part as a person reads it: of a text the first line of it, of a file its digest."""
     part = seen.get(name) if name in _PARTS else seen["files"].get(name)
     if isinstance(part, dict):
-        return str(part["text"])[:_MOST_SHOWN]
+        return str(part["text"])[:_MAX_SHOWN]
     return "none" if part is None else str(part)
 
 

@@ -22,8 +22,8 @@ from ringfence.store import Record, Store
 
 log = logging.getLogger("ringfence.hooks")
 
-MOST_TOGETHER = 100
-_MOST_BYTES = 1_000_000
+MAX_TOGETHER = 100
+_MAX_BYTES = 1_000_000
 """Of what is handed over at once; a single record may be longer."""
 _LOOK_SECONDS = 0.5
 _TURN_SECONDS = 2.0
@@ -168,12 +168,12 @@ class HookDelivery:
 
     def _next(self) -> tuple[int, list[tuple[int, Json]]]:
         assert self._after is not None
-        found = self._store.reader().ended_after(self._after, MOST_TOGETHER)
+        found = self._store.reader().ended_after(self._after, MAX_TOGETHER)
         out: list[tuple[int, Json]] = []
         size = 0
         for number, record in found:
             size += len(record.text)
-            if out and size > _MOST_BYTES:
+            if out and size > _MAX_BYTES:
                 break
             out.append((number, told(record)))
         return (out[-1][0] if out else self._after), out

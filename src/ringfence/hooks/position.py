@@ -11,7 +11,7 @@ from ringfence.core import system
 from ringfence.core.errors import StoreError
 
 FOLDER = "hooks"
-_MOST_BYTES = 4096
+_MAX_BYTES = 4096
 
 
 class HookPosition:
@@ -54,7 +54,7 @@ class HookPosition:
         except OSError as exc:
             raise self._problem(exc) from exc
         with open(descriptor, "rb") as file:
-            data = file.read(_MOST_BYTES)
+            data = file.read(_MAX_BYTES)
         with contextlib.suppress(ValueError, TypeError, KeyError):
             after = json.loads(data)["after"]
             if isinstance(after, int) and after >= 0:

@@ -19,7 +19,7 @@ from ringfence.core.model import EVERY_ROLE, AgentSpec, Person, Principal
 
 LOCAL_AGENT = "local"
 TOKEN = "local-token"  # noqa: S105 - the name of its file
-_LEAST_TOKEN = 40
+_MIN_TOKEN = 40
 
 
 def os_user() -> str:
@@ -66,7 +66,7 @@ def local_token(folder: Path) -> str:
     Raises StoreError for one that others can reach.
     """
     made = kept(folder, TOKEN, lambda: secrets.token_urlsafe(32).encode())
-    if len(made) < _LEAST_TOKEN or not made.isascii():
+    if len(made) < _MIN_TOKEN or not made.isascii():
         raise StoreError(f"{folder / TOKEN} holds no token; remove it and start again")
     return made.decode("ascii").strip()
 

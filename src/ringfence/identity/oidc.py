@@ -40,8 +40,8 @@ KEPT_SECONDS = 3600.0
 """How long keys are used that cannot be fetched again: a provider that withdrew one must not be trusted for ever."""
 _PAUSE_SECONDS = 10.0
 """Between two fetches, however many tokens name a key that is not there."""
-_MOST_KEYS = 100
-_LEAST_BITS = 2048
+_MAX_KEYS = 100
+_MIN_BITS = 2048
 
 
 class TokenReader:
@@ -73,7 +73,7 @@ class TokenReader:
     def _verified(self, text: str, algorithm: str, key: Json) -> Mapping[str, Any]:
         try:
             made = jwt.PyJWK(key, algorithm)
-            if isinstance(made.key, RSAPublicKey) and made.key.key_size < _LEAST_BITS:
+            if isinstance(made.key, RSAPublicKey) and made.key.key_size < _MIN_BITS:
                 raise _bad("this token is signed with a key that is too short")
             return jwt.decode(
                 text,
@@ -166,7 +166,7 @@ class TokenReader:
         place = self.issuer.jwks or await self._place()
         found = json.loads(await self._fetch(place))
         keys = found.get("keys") if isinstance(found, dict) else None
-        if not isinstance(keys, list) or len(keys) > _MOST_KEYS:
+        if not isinstance(keys, list) or len(keys) > _MAX_KEYS:
             raise ValueError("no list of keys")
         return [key for key in keys if isinstance(key, dict) and key.get("use", "sig") == "sig"]
 

@@ -21,9 +21,9 @@ TOKEN_ID = "tok_"  # noqa: S105 - how ids begin
 _TOKEN = re.compile(r"rft_([0-9a-f]{20})_([A-Za-z0-9_-]{43})")
 KEPT_SECONDS = 0.5
 """How long a token that was found good is taken for good. After that it was revoked, it is good for no longer."""
-_MOST_KEPT = 1000
+_MAX_KEPT = 1000
 _NOBODY = "0" * 64
-LEAST_SECONDS, USUAL_SECONDS, MOST_SECONDS = 1, 30 * 86_400, 366 * 86_400
+MIN_SECONDS, USUAL_SECONDS, MAX_SECONDS = 1, 30 * 86_400, 366 * 86_400
 
 
 class NotAdmitted(Exception):
@@ -87,6 +87,6 @@ class TokenCheck:
             raise NotAdmitted(503, "store", "the state cannot be read, so no token can be checked") from None
         if found is not None and found.state(now) == "valid":
             self._kept[ident] = (at, now, found)
-            if len(self._kept) > _MOST_KEPT:
+            if len(self._kept) > _MAX_KEPT:
                 self._kept.popitem(last=False)
         return found, now

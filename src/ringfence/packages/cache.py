@@ -32,14 +32,14 @@ AT = "/packages"
 """Where a box sees a tree."""
 FOLDER = "packages"
 """Name of the cache within a state folder."""
-_MOST_MANIFEST_BYTES = 64 * 1024 * 1024
+_MAX_MANIFEST_BYTES = 64 * 1024 * 1024
 _CHUNK = 1024 * 1024
 _ABANDONED_SECONDS = 86_400
 _LOCK = ".lock"
 _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | system.PRIVATE
-_MOST_ASKED_BYTES = 1000
+_MAX_ASKED_BYTES = 1000
 _CONFIGURATIONS = "configurations"
-_MOST_PATH_BYTES = 4096
+_MAX_PATH_BYTES = 4096
 _PREPARING = 0
 _WHEELS = 1
 _FIRST_TREE = 2
@@ -137,7 +137,7 @@ class PackageCache:
         place = self._place(digest)
         _hold(self._folder, _byte(digest))
         try:
-            if (place / "manifest.json").stat().st_size > _MOST_MANIFEST_BYTES:
+            if (place / "manifest.json").stat().st_size > _MAX_MANIFEST_BYTES:
                 raise ValueError
             data = (place / "manifest.json").read_bytes()
             manifest = json.loads(data)
@@ -211,7 +211,7 @@ class PackageCache:
         found: list[Path] = []
         with suppress(OSError):
             for place in sorted((self._folder / _CONFIGURATIONS).iterdir()):
-                path = Path(os.fsdecode(place.read_bytes()[:_MOST_PATH_BYTES]))
+                path = Path(os.fsdecode(place.read_bytes()[:_MAX_PATH_BYTES]))
                 if place.name[:1] != "." and path.is_file():
                     found.append(path)
         return found
@@ -275,7 +275,7 @@ class CacheEntry:
 def _described(place: Path) -> CacheEntry:
     digest = f"sha256:{place.name}"
     try:
-        if (place / "manifest.json").stat().st_size > _MOST_MANIFEST_BYTES:
+        if (place / "manifest.json").stat().st_size > _MAX_MANIFEST_BYTES:
             raise ValueError
         manifest = json.loads((place / "manifest.json").read_bytes())
         kind = manifest["kind"]
@@ -361,7 +361,7 @@ def _forget(folder: int, digest: str) -> None:
                 with suppress(OSError):
                     flags = os.O_RDONLY | system.PRIVATE | system.UNHURRIED
                     with open(os.open(name, flags, dir_fd=asked), "rb") as file:
-                        same = file.read(_MOST_ASKED_BYTES).strip() == digest.encode()
+                        same = file.read(_MAX_ASKED_BYTES).strip() == digest.encode()
                     if same:
                         os.unlink(name, dir_fd=asked)
         finally:

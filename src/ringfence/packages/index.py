@@ -40,12 +40,12 @@ _TAG = f"cp{sys.version_info.major}{sys.version_info.minor}"
 _FRESH_SECONDS = 300.0
 _SETTLED_SECONDS = 30.0
 """How long the operator's registries are not asked for again: one installation is many requests."""
-_MOST_NAMES = 2_000
-_MOST_AT_ONCE = 3
-_MOST_EXPECTED = 50
-_MOST_OFFERS = 5_000
-_MOST_NEEDS = 500
-_MOST_JSON = 16_000_000
+_MAX_NAMES = 2_000
+_MAX_AT_ONCE = 3
+_MAX_EXPECTED = 50
+_MAX_OFFERS = 5_000
+_MAX_NEEDS = 500
+_MAX_JSON = 16_000_000
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,200}(?:\.whl|\.tar\.gz|\.zip)", re.ASCII)
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,100}", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -56,7 +56,7 @@ _PYTHON = re.compile(r"[0-9A-Za-z.,*=<>!~ ()'|-]{1,200}", re.ASCII)
 _PAGE_PATH = re.compile(r"/simple/([A-Za-z0-9._-]{1,100})/?", re.ASCII)
 _FILE_PATH = re.compile(r"/files/([0-9a-f]{64})/[^/]+", re.ASCII)
 _REFUSED_PATH = re.compile(r"/refused/([a-z0-9-]{1,100})/[^/]+", re.ASCII)
-_MOST_ASKED = 500
+_MAX_ASKED = 500
 """A box that may install anything could otherwise tell a registry anything, name by name."""
 _HTML = "text/html; charset=utf-8"
 _NOT_FOUND = Reply(b"there is no such thing here\n", status=404, words="Not Found")
@@ -124,7 +124,7 @@ class PackageIndex:
         self._builds = builds
         self._pages: dict[str, _Page] = {}
         self._under_way: dict[str, asyncio.Task[None]] = {}
-        self._turns = asyncio.Semaphore(_MOST_AT_ONCE)
+        self._turns = asyncio.Semaphore(_MAX_AT_ONCE)
         self._registry: tuple[Registry, float] | None = None
 
     # ── Pages ──
@@ -143,7 +143,7 @@ class PackageIndex:
     def expect(self, names: Iterable[str]) -> None:
         """A client is about to ask for these: look them up in advance, together."""
         new = [name for name in names if self._known(name) is None and f"list {name}" not in self._under_way]
-        wanted = new[:_MOST_EXPECTED]
+        wanted = new[:_MAX_EXPECTED]
         if wanted:
             self._begun([f"list {name}" for name in wanted], lambda: self._list(wanted))
 
@@ -157,10 +157,10 @@ class PackageIndex:
         folder = await asyncio.to_thread(self._cache.staging)
         try:
             report = await self._asked(names[0], "list", order, folder)
-            listed = await asyncio.to_thread(read_json, folder / "offers.json", _MOST_JSON)
+            listed = await asyncio.to_thread(read_json, folder / "offers.json", _MAX_JSON)
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, True)
-        if len(self._pages) > _MOST_NAMES:
+        if len(self._pages) > _MAX_NAMES:
             self._pages.clear()
         pages = {name: _offers(name, listed.get(name)) for name in names}
         for name, offers in pages.items():
@@ -283,7 +283,7 @@ class PackageIndex:
 def _offers(name: str, listed: Any) -> tuple[IndexFile, ...]:
     """The wheels of versions that have wheels; the sources of the others."""
     offers = [
-        offer for each in (listed if isinstance(listed, list) else [])[:_MOST_OFFERS] for offer in _offer(name, each)
+        offer for each in (listed if isinstance(listed, list) else [])[:_MAX_OFFERS] for offer in _offer(name, each)
     ]
     built = {offer.version for offer in offers if not offer.sources}
     return tuple(offer for offer in offers if not offer.sources or offer.version not in built)
@@ -303,8 +303,8 @@ def _offer(name: str, entry: Any) -> list[IndexFile]:
 
 def _texts(folder: Path, what: str) -> tuple[str, ...]:
     """What an install box reports of an archive that it has read."""
-    needs = read_json(folder / "about.json", _MOST_JSON).get(what)
-    return tuple(text for text in (needs if isinstance(needs, list) else [])[:_MOST_NEEDS] if isinstance(text, str))
+    needs = read_json(folder / "about.json", _MAX_JSON).get(what)
+    return tuple(text for text in (needs if isinstance(needs, list) else [])[:_MAX_NEEDS] if isinstance(text, str))
 
 
 def _names(folder: Path, what: str) -> list[str]:
@@ -378,7 +378,7 @@ class BoxIndex:
             name = normalized(text)
         except ValueError:
             return _NOT_FOUND
-        if not self._covers(name) or (name not in self._asked and len(self._asked) >= _MOST_ASKED):
+        if not self._covers(name) or (name not in self._asked and len(self._asked) >= _MAX_ASKED):
             return _refusing(name, _DENIED)
         self._asked.add(name)
         self._problems.pop(name, None)
@@ -403,8 +403,8 @@ class BoxIndex:
     def _why_not(self, name: str) -> str:
         if not self._covers(name):
             return f"{name} may not be installed here: sandbox.allow_packages"
-        if name not in self._asked and len(self._asked) >= _MOST_ASKED:
-            return f"this box has asked for {_MOST_ASKED} packages: that is enough"
+        if name not in self._asked and len(self._asked) >= _MAX_ASKED:
+            return f"this box has asked for {_MAX_ASKED} packages: that is enough"
         return self._problems.get(name, "it may not be installed")
 
     def _may(self, offer: IndexFile) -> bool:

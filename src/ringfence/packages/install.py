@@ -36,10 +36,10 @@ from ringfence.packages.install_boxes import (
 )
 from ringfence.packages.registries import Registry
 
-_MOST_LOCK_BYTES = 32 * MIB
+_MAX_LOCK_BYTES = 32 * MIB
 _PLAIN = re.compile(r"[A-Za-z0-9@/._+!~-]{1,250}")
 _STRONG = ("sha512", "sha384", "sha256")
-_MOST_JSON = 4_000_000
+_MAX_JSON = 4_000_000
 _SCRIPTS = {"npm": "ringfence.packages.inside.npm", "pypi": "ringfence.packages.inside.pip"}
 
 
@@ -110,7 +110,7 @@ class Installer:
         job = BoxJob(_SCRIPTS[request.kind], "fetch", order, into, registry)
         await self._boxes.run(_named(request), job)
         read = checked_npm if request.kind == "npm" else checked_pypi
-        return await asyncio.to_thread(read, into, _MOST_LOCK_BYTES)
+        return await asyncio.to_thread(read, into, _MAX_LOCK_BYTES)
 
     async def _built(self, request: InstallRequest, building: BuildFromSource, into: Path) -> Fetched:
         """The same, but pip asks our own index, whose files were checked when they got there."""
@@ -122,7 +122,7 @@ class Installer:
             await self._boxes.run(_named(request), job)
         except Unavailable as exc:
             raise index.trouble or exc from None
-        fetched = await asyncio.to_thread(checked_pypi, into, _MOST_LOCK_BYTES)
+        fetched = await asyncio.to_thread(checked_pypi, into, _MAX_LOCK_BYTES)
         known = {had["integrity"]: had.get("built_from", "") for had in index.handed_out()}
         if any(package.integrity not in known for package in fetched.packages):
             raise Unavailable(
@@ -213,7 +213,7 @@ def checked_npm(folder: Path, most: int) -> Fetched:
         integrity = f"{kind}-{base64.b64encode(digest).decode()}"
         packages.append(Package(name, _plain(entry.get("version")), integrity))
     written = {
-        "package.json": (folder / "package.json").read_bytes()[:_MOST_JSON],
+        "package.json": (folder / "package.json").read_bytes()[:_MAX_JSON],
         "package-lock.json": json.dumps(lock).encode(),
     }
     return Fetched(tuple(packages), tuple(used[name] for name in sorted(used)), written)
@@ -225,7 +225,7 @@ def npm_programs(tree: Path, packages: tuple[str, ...]) -> dict[str, str]:
     for package in packages:
         name = package if "@" not in package[1:] else package[: package.rindex("@")]
         home = PurePosixPath("node_modules") / name
-        manifest = read_json(tree / home / "package.json", _MOST_JSON)
+        manifest = read_json(tree / home / "package.json", _MAX_JSON)
         programs = manifest.get("bin")
         short = name.rpartition("/")[2]
         named = {short: programs} if isinstance(programs, str) else _dict(programs)

@@ -39,7 +39,7 @@ _LIMITS = Limits(
     processes=256,
     capture_bytes=20_000,
 )
-_MOST_FILES = 150_000
+_MAX_FILES = 150_000
 _LAST_LINES = 6
 _HOME = {"HOME": "/workspace/tmp"}
 _PROXIED = {
@@ -92,7 +92,7 @@ class InstallBoxes:
             env={**_HOME, **basis.env, **job.env},
             inputs=(*given, *basis.inputs, *job.inputs),
             output=job.into,
-            output_files=_MOST_FILES,
+            output_files=_MAX_FILES,
             trees=(*basis.trees, *trees),
             packages=job.packages,
             network=job.network or basis.network,

@@ -22,7 +22,7 @@ from ringfence.core.record import dataclass
 
 _SECONDS = 180.0
 """For npm or pip to start and say what is set: seconds of work, on a machine that may be starved."""
-_MOST_BYTES = 4_000_000
+_MAX_BYTES = 4_000_000
 _PIP_ASKED = """
 import json
 from pip._internal.commands import create_command
@@ -173,7 +173,7 @@ async def _asked(command: Sequence[str], who: str) -> dict[str, Any]:
         await process.wait()
         raise Unavailable("no_registry", f"{who} does not say which registry it uses") from None
     try:
-        reply = json.loads(out[:_MOST_BYTES])
+        reply = json.loads(out[:_MAX_BYTES])
     except ValueError:
         reply = None
     if process.returncode or not isinstance(reply, dict):
@@ -245,6 +245,6 @@ def _outside_system(*folders: Path) -> Iterable[Path]:
 
 def _read(path: Any) -> bytes:
     try:
-        return Path(path).read_bytes()[:_MOST_BYTES] if isinstance(path, str) and path else b""
+        return Path(path).read_bytes()[:_MAX_BYTES] if isinstance(path, str) and path else b""
     except OSError:
         return b""

@@ -12,7 +12,7 @@ from ringfence.core.model import Json
 from ringfence.core.record import plain
 
 _TYPES = ("line", "scatter", "bar", "pie", "box_and_whisker", "superchart", "unknown")
-_MOST_DEEP = 2
+_MAX_DEEP = 2
 
 
 @plain
@@ -41,7 +41,7 @@ class Chart:
 def chart_of(text: str | None) -> Chart | None:
     """The chart in a result; None if there is none."""
     try:
-        return None if text is None else _chart(json.loads(text), _MOST_DEEP)
+        return None if text is None else _chart(json.loads(text), _MAX_DEEP)
     except (ValueError, RecursionError):
         return None
 

@@ -34,8 +34,8 @@ Facts = list[FileFact]
 Changes = list[FileChange]
 OnChange = Callable[[FileChange], object]
 
-_MOST_BYTES = 2**44
-_MOST_FILES = 10_000_000
+_MAX_BYTES = 2**44
+_MAX_FILES = 10_000_000
 _DEEPEST = 64
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
 _AHEAD = 4
@@ -467,7 +467,7 @@ class Landing:
             raise Unavailable("no_output", f"{self._target}: {exc.strerror}") from None
         try:
             pieces = iter(lambda: self._file.read(MIB), b"")
-            limits = {"max_bytes": _MOST_BYTES, "max_files": _MOST_FILES}
+            limits = {"max_bytes": _MAX_BYTES, "max_files": _MAX_FILES}
             facts, left_out = archive.unpack_on_host(folder, pieces, **limits)
         except OSError as exc:
             raise Refused(Status.FAILED, "no_output", f"{self._target}: {exc.strerror}") from None

@@ -20,7 +20,7 @@ from ringfence.egress.resolver import CheckedResolver
 from ringfence.secrets.sources import SourceValue, missing
 
 TIMEOUT_SECONDS = 10.0
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 
 Check = Callable[[str, int], Awaitable[Sequence[str]]]
 """The addresses of a host that may be dialled. Raises Unavailable or Refused where there are none."""
@@ -87,7 +87,7 @@ class HashiCorp:
 async def _get(session: aiohttp.ClientSession, address: str, path: str) -> tuple[int, Any]:
     url = f"{address.rstrip('/')}/v1/{quote(path)}"
     async with session.get(url, allow_redirects=False) as answer:
-        data = await answer.content.read(_MOST_BYTES)
+        data = await answer.content.read(_MAX_BYTES)
         try:
             return answer.status, json.loads(data)
         except ValueError:

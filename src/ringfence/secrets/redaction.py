@@ -29,7 +29,7 @@ _SHORTEST = 12
 """Nothing that is searched has fewer bytes."""
 _SHORT = 200
 _REMEMBERED = 256
-_MOST_HITS = 2000
+_MAX_HITS = 2000
 """A text with more is withheld whole: each costs a search of its own, and no reader misses what is left of it."""
 _THOROUGH = 1000
 """So many hits are each searched for others that begin inside of them; in what repeats itself more often, no longer."""
@@ -106,7 +106,7 @@ class SecretMatcher:
                     self._clean.clear()
                 self._clean.add(text)
             return text, {}
-        redacted = _redacted(data, self.find(data, most=_MOST_HITS if most is None else most))
+        redacted = _redacted(data, self.find(data, most=_MAX_HITS if most is None else most))
         return redacted.data.decode("utf-8", "surrogatepass"), redacted.rules
 
     def marked(self, text: str) -> tuple[str, Mapping[str, int]]:
@@ -114,13 +114,13 @@ class SecretMatcher:
         if len(text) < _SHORTEST:
             return text, {}
         data = text.encode("utf-8", "surrogatepass")
-        spans = self.find(data, most=_MOST_HITS)
+        spans = self.find(data, most=_MAX_HITS)
         found = _redacted(data, spans, mark=_mark)
         return found.data.decode("utf-8", "surrogatepass"), found.rules
 
     def redacted(self, data: bytes) -> Redacted:
         """The same for bytes of any kind, with the names of the secrets."""
-        return _redacted(data, self.find(data, most=_MOST_HITS))
+        return _redacted(data, self.find(data, most=_MAX_HITS))
 
     def find(self, data: bytes, start: int = 0, most: int | None = None) -> list[Span]:
         """The spans to remove, from left to right; no two touch. Where there are more than `most`, it is all one."""
@@ -195,10 +195,10 @@ class SearchedText:
 
 def searched(data: bytes, values: SecretMatcher | None, patterns: Sequence[str] = ()) -> SearchedText:
     """Search a text for secrets and for an operator's own patterns, so that it can be shown page by page."""
-    spans = [] if values is None or not values.matches(data) else values.find(data, most=_MOST_HITS)
+    spans = [] if values is None or not values.matches(data) else values.find(data, most=_MAX_HITS)
     for index, pattern in enumerate(patterns):
-        own = list(islice(_matches(pattern, data, f"redact[{index}]"), _MOST_HITS))
-        spans = [_one(data, [*spans, *own])] if len(own) == _MOST_HITS else [*spans, *own]
+        own = list(islice(_matches(pattern, data, f"redact[{index}]"), _MAX_HITS))
+        spans = [_one(data, [*spans, *own])] if len(own) == _MAX_HITS else [*spans, *own]
     return SearchedText(data, _joined(sorted(spans, key=lambda span: span.start)))
 
 
@@ -319,7 +319,7 @@ def _whole_set(patterns: list[str]) -> Any:
 
 # ── Streams ──────────────────────────────────────────────────────────────────────────────────────
 
-MOST_HELD = 16_384
+MAX_HELD = 16_384
 """Bytes that may wait. A shape that goes on longer is gone already: only its end is still awaited."""
 
 _PEM = compiled(r"[A-Za-z0-9+/=\r\n\t \\]*")
@@ -341,7 +341,7 @@ class RedactingStream:
         self.secrets: Counter[str] = Counter()
         """For the audit log alone."""
         self._values = values
-        self._wait = min(max(values.reach - 1, 0), MOST_HELD)
+        self._wait = min(max(values.reach - 1, 0), MAX_HELD)
         self._seen = b""
         """The last bytes that went on: they show where a word begins, and after a release, what began in them."""
         self._held = b""
@@ -364,10 +364,10 @@ class RedactingStream:
         start = len(self._seen)
         spans = self._spans(data, start)
         last = spans[-1] if spans else None
-        if last is not None and last.end == len(data) and len(data) - last.begins > MOST_HELD and not last.secrets:
+        if last is not None and last.end == len(data) and len(data) - last.begins > MAX_HELD and not last.secrets:
             self._swallowing = None if self._masked else next(iter(last.rules))
             return self._emit(data, start, len(data), spans)
-        cut = max(start, min(len(data) - self._wait, self._values.begun(data, MOST_HELD)))
+        cut = max(start, min(len(data) - self._wait, self._values.begun(data, MAX_HELD)))
         while spans and spans[-1].end > cut:
             cut = max(start, min(cut, spans.pop().begins))
         return self._emit(data, start, cut, spans)

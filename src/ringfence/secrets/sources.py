@@ -22,7 +22,7 @@ from ringfence.core.record import dataclass
 from ringfence.core.secret import MAX_CHARACTERS
 
 COMMAND_SECONDS = 30.0
-_MOST_BYTES = 4 * MAX_CHARACTERS
+_MAX_BYTES = 4 * MAX_CHARACTERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def _read_file(spec: SecretSpec, before: SourceValue | None) -> SourceValue:
         mark = (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns)
         if before is not None and before.mark == mark:
             return before
-        return SourceValue(_text(spec, os.read(descriptor, _MOST_BYTES + 1)), watched=True, mark=mark)
+        return SourceValue(_text(spec, os.read(descriptor, _MAX_BYTES + 1)), watched=True, mark=mark)
     finally:
         os.close(descriptor)
 
@@ -128,7 +128,7 @@ async def _keyring(spec: SecretSpec, before: SourceValue | None) -> SourceValue:
 
 def _text(spec: SecretSpec, data: bytes) -> str:
     """What was read, without the newline that editors and commands put at the end."""
-    if len(data) > _MOST_BYTES:
+    if len(data) > _MAX_BYTES:
         raise missing(spec, "it is too long")
     try:
         return data.decode().removesuffix("\n").removesuffix("\r")

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 MAX_AHEAD_BYTES = 1024 * 1024
 """More than so much is not written ahead: the database has to take it."""
 _LATEST = 2.0**40
-MOST_ENDED = 8
+MAX_ENDED = 8
 """Chains that may stand ended before one of them is taken up again."""
 _TRIES = 4
 _LAST = "SELECT seq, hash, kind FROM records WHERE chain = ? ORDER BY seq DESC LIMIT 1"
@@ -353,13 +353,13 @@ def continue_chain(connection: sqlite3.Connection, folder: Path, signer: Signer)
     """A chain that was closed in order and whose end is named, where many were closed. Raises OSError, StoreError."""
     try:
         rows = connection.execute(
-            "SELECT chain, named FROM chains WHERE settled = 1 ORDER BY chain DESC LIMIT ?", (MOST_ENDED,)
+            "SELECT chain, named FROM chains WHERE settled = 1 ORDER BY chain DESC LIMIT ?", (MAX_ENDED,)
         ).fetchall()
         # Whatever the table of chains says: nothing can have named the record that was written last.
         last = connection.execute("SELECT chain FROM records ORDER BY id DESC LIMIT 1").fetchone()
     except sqlite3.Error as exc:
         raise StoreError(f"the chains could not be read: {exc}") from exc
-    if len(rows) < MOST_ENDED:
+    if len(rows) < MAX_ENDED:
         return None
     free = [name for name, named in rows if named is None and (name,) != last]
     for name in free[:_TRIES]:

@@ -11,7 +11,7 @@ REFRESH_SECONDS = 60.0
 """How old a label's last use may be on record before it is written again."""
 FORGOTTEN_SECONDS = 60 * 86_400.0
 """After so long without use, sessions are forgotten; no box lives for half as long."""
-MOST_PLACES = 10_000
+MAX_PLACES = 10_000
 """Of one server of one tenant: callers name them. Beyond that, labels stick to the whole server."""
 _HELD = "SELECT label, first_at, last_at, call_id, tool FROM labels WHERE "
 _MORE = "scope IN (SELECT other FROM label_links WHERE scope = ?)"
@@ -80,8 +80,8 @@ def has_room(connection: sqlite3.Connection, server: str, place: str) -> bool:
     if connection.execute("SELECT 1 FROM labels WHERE scope = ? LIMIT 1", (place,)).fetchone() is not None:
         return True
     counted = "SELECT count(*) FROM (SELECT 1 FROM labels WHERE scope >= ? AND scope < ? LIMIT ?)"
-    (many,) = connection.execute(counted, (server, f"{server}\U0010ffff", MOST_PLACES)).fetchone()
-    return bool(many < MOST_PLACES)
+    (many,) = connection.execute(counted, (server, f"{server}\U0010ffff", MAX_PLACES)).fetchone()
+    return bool(many < MAX_PLACES)
 
 
 def forget(connection: sqlite3.Connection, beginnings: Iterable[str], before: float) -> None:

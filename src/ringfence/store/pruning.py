@@ -53,11 +53,11 @@ log = logging.getLogger(__name__)
 
 STEP = 200
 """Records in one commit: a call that ends meanwhile waits for no more."""
-MOST_CHAINS = 10_000
+MAX_CHAINS = 10_000
 """In one prune: what it removes has to fit its own record."""
 HEADS_APART = 1000
 """Records between two checkpoints that are kept for later prunes."""
-MOST_HEADS = 1000
+MAX_HEADS = 1000
 """Of one chain that are kept; of more, every second goes."""
 _LOCK = "prune"
 
@@ -138,7 +138,7 @@ class Pruning:
                 connection.execute("INSERT INTO limits VALUES (?, ?)", (name, end))
         connection.execute("DELETE FROM limits WHERE seq = 0")
         connection.execute(
-            "DELETE FROM limits WHERE chain NOT IN (SELECT chain FROM limits ORDER BY chain LIMIT ?)", (MOST_CHAINS,)
+            "DELETE FROM limits WHERE chain NOT IN (SELECT chain FROM limits ORDER BY chain LIMIT ?)", (MAX_CHAINS,)
         )
         now = time.time()
         moments = {"forgotten": clock.forgotten(now, recent_times(connection)), "now": now}
@@ -310,7 +310,7 @@ def _keep_head(connection: sqlite3.Connection, head: Checkpoint, line: bytes) ->
         gone = "DELETE FROM heads WHERE chain = ?1 AND seq < (SELECT min(seq) FROM records WHERE chain = ?1)"
         connection.execute(gone, (head.chain,))
         kept = connection.execute("SELECT seq FROM heads WHERE chain = ? ORDER BY seq", (head.chain,)).fetchall()
-        if len(kept) >= MOST_HEADS:
+        if len(kept) >= MAX_HEADS:
             thinned = [(head.chain, seq) for (seq,) in kept[1::2]]
             connection.executemany("DELETE FROM heads WHERE chain = ? AND seq = ?", thinned)
         connection.execute("INSERT OR REPLACE INTO heads VALUES (?, ?, ?)", (head.chain, head.seq, line))

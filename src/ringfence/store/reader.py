@@ -60,7 +60,7 @@ from ringfence.store.schema import DATABASE, check_version, connect, schema_faul
 _PAGE = 500
 """Rows per query: a slow consumer must not hold an old view of the database open."""
 
-_MOST_PARTS = 200
+_MAX_PARTS = 200
 _KEPT = '"kept":"'
 """How a record says that a payload was kept."""
 _NAMED = '"shared":["'
@@ -188,7 +188,7 @@ class Reader:
             return None
         named = text[at + len(_NAMED) - 1 : text.find("]", at)]
         if named not in self._named:
-            if len(self._named) >= _MOST_PARTS:  # records that were read keep the old ones
+            if len(self._named) >= _MAX_PARTS:  # records that were read keep the old ones
                 self._named = set()
                 self._parts = {}
             self._named.add(named)

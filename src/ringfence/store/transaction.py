@@ -60,8 +60,8 @@ _LOST = {
     "crash": "the gateway stopped while this call was running",
     "store": "the outcome could not be recorded, so it is withheld",
 }
-_MOST_NAMED = 100
-_MOST_REFUSED = 20
+_MAX_NAMED = 100
+_MAX_REFUSED = 20
 """Refused messages about the questions of one call that are on record."""
 _OF_STANDING = ("principal", "tool", "rule", "person", "times", "expires_at")
 """What the record of an approval that stands says in plain words."""
@@ -239,7 +239,7 @@ class Transaction:
         # A row of a call that has ended misleads nobody: an interrupted start may have left it.
         added = [call_id for call_id in rows if call_id not in places and not self._has_ended(call_id)]
         if missing or added:
-            body = {"changed": chain_name, "missing": missing[:_MOST_NAMED], "count": len(missing), "added": len(added)}
+            body = {"changed": chain_name, "missing": missing[:_MAX_NAMED], "count": len(missing), "added": len(added)}
             self.append(RUNNING_CHANGED, None, body)
 
     def _finish_bare(self, call_id: str, place: Head, reason: str) -> None:
@@ -371,7 +371,7 @@ class Transaction:
         so often; what is beyond is refused all the same."""
         refused = "SELECT count(*) FROM records WHERE call_id = ? AND kind = ?"
         (count,) = self._connection.execute(refused, (asked.call_id, approvals.UNFIT)).fetchone()
-        if count < _MOST_REFUSED and (said["why"] == "replayed" or not self._had(asked.call_id, nonce)):
+        if count < _MAX_REFUSED and (said["why"] == "replayed" or not self._had(asked.call_id, nonce)):
             body = {"approval": asked.id, "principal": asked.principal, "person": person, "nonce": nonce, **said}
             self.append(approvals.UNFIT, asked.call_id, body)
 

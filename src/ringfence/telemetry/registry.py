@@ -19,7 +19,7 @@ from ringfence.core.shares import over_their_share
 
 log = logging.getLogger("ringfence.telemetry")
 
-MOST_SERIES = 5000
+MAX_SERIES = 5000
 OTHER = "other"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -72,7 +72,7 @@ class Counter(Family):
         if self._whose is None:
             return _known(self._values, values)
         whose = values[self._whose]
-        if self._held.total() >= MOST_SERIES:
+        if self._held.total() >= MAX_SERIES:
             over = over_their_share(whose, self._held)
             if not over:
                 return self._other(whose)
@@ -156,7 +156,7 @@ def render(families: Sequence[Family]) -> str:
 
 def _known(series: Mapping[tuple[str, ...], object], values: tuple[str, ...]) -> tuple[str, ...]:
     """These labels, or `other` for each where there are too many series already."""
-    return values if values in series or len(series) < MOST_SERIES else (OTHER,) * len(values)
+    return values if values in series or len(series) < MAX_SERIES else (OTHER,) * len(values)
 
 
 def _number(value: float) -> str:

@@ -43,15 +43,15 @@ _MAX_PAGES = 100
 _MAX_ROUNDS = 20
 _MAX_QUESTIONS = 100
 _MAX_LISTING_BYTES = 2 * MAX_MESSAGE_BYTES
-MOST_DEFINITIONS = 1_000
+MAX_DEFINITIONS = 1_000
 """Tools, and prompts, that one server may list: ten times what a model can choose from."""
-_MOST_LISTED = 10_000
+_MAX_LISTED = 10_000
 """Resources, and their templates: a client reads them as one list, and each of its entries is checked."""
 _MOST = {
-    "tools": MOST_DEFINITIONS,
-    "prompts": MOST_DEFINITIONS,
-    "resources": _MOST_LISTED,
-    "resourceTemplates": _MOST_LISTED,
+    "tools": MAX_DEFINITIONS,
+    "prompts": MAX_DEFINITIONS,
+    "resources": _MAX_LISTED,
+    "resourceTemplates": _MAX_LISTED,
 }
 _METHOD_NOT_FOUND = -32601
 _UNSUPPORTED_VERSION = -32022

@@ -38,8 +38,8 @@ from ringfence.upstream.link import (
 )
 from ringfence.upstream.pacing import (
     LONG_BYTES,
-    MOST_QUESTIONS,
-    MOST_VALUES_TOLD,
+    MAX_QUESTIONS,
+    MAX_VALUES_TOLD,
     PIECE_BYTES,
     Floods,
     Intake,
@@ -52,8 +52,8 @@ log = logging.getLogger("ringfence.upstream")
 _ACCEPT = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
 _TURNED_AWAY = (400, 401, 403, 404, 405, 406, 413, 415, 421, 429, 503)
 _REOPEN_SECONDS = 1.0
-_REOPEN_LEAST = 0.1
-_REOPEN_MOST = 30.0
+_MIN_REOPEN = 0.1
+_MAX_REOPEN = 30.0
 _ASIDE_SECONDS = 10.0
 _CONNECT_SECONDS = 10.0
 _PIECE_BYTES = 4096
@@ -274,7 +274,7 @@ class HttpLink:
         params = params if isinstance(params, dict) else {}
         if "id" not in value or not isinstance(method, str):
             await self._intake.notification(data)
-            if isinstance(method, str) and canonical.values_at_most(data) <= MOST_VALUES_TOLD:
+            if isinstance(method, str) and canonical.values_at_most(data) <= MAX_VALUES_TOLD:
                 if method == "notifications/progress":
                     params.pop("progressToken", None)
                 await tell(method, params)
@@ -301,7 +301,7 @@ class HttpLink:
                 return {"error": {"code": -32601, "message": f"{method} belongs to no call in progress"}}
             answer = await self._intake.thought(ask, method, params)
             if answer is None:
-                text = f"{method}: {MOST_QUESTIONS} questions of this server wait already"
+                text = f"{method}: {MAX_QUESTIONS} questions of this server wait already"
                 return {"error": {"code": -32600, "message": text}}
             return {"result": answer}
         except RpcError as exc:
@@ -400,7 +400,7 @@ class _Place:
             text = value.decode("ascii", "ignore")[:1000]
             self.last = text if text and text.isprintable() else None  # it goes back in a header
         elif name == b"retry" and value.isdigit():
-            most = int(_REOPEN_MOST * 1000)
+            most = int(_MAX_REOPEN * 1000)
             self.retry_seconds = (most if len(value) > len(str(most)) else min(int(value), most)) / 1000
 
     def pause(self) -> float:
@@ -408,7 +408,7 @@ class _Place:
         it had nothing new to say."""
         self._idle = self._idle + 1 if self.last == self._since else 0
         self._since = self.last
-        return min(_REOPEN_MOST, max(self.retry_seconds, _REOPEN_LEAST) * float(2 ** min(self._idle, 10)))
+        return min(_MAX_REOPEN, max(self.retry_seconds, _MIN_REOPEN) * float(2 ** min(self._idle, 10)))
 
 
 async def _events(response: aiohttp.ClientResponse, place: _Place, intake: Intake) -> AsyncIterator[bytes]:

@@ -10,7 +10,7 @@ from ringfence.core import canonical
 from ringfence.core.errors import RingfenceError
 from ringfence.core.model import Json
 from ringfence.core.record import dataclass
-from ringfence.upstream.pacing import MOST_TOLD
+from ringfence.upstream.pacing import MAX_TOLD
 
 MODERN = "2026-07-28"
 """The stateless revision: no handshake, an envelope in every request."""
@@ -75,7 +75,7 @@ class InFlight:
 
     async def hear(self, method: str, params: Json) -> None:
         """Tell, unless the client takes nothing: what a server says must not pile up for a client that is slow."""
-        if self.telling >= MOST_TOLD:
+        if self.telling >= MAX_TOLD:
             return
         self.telling += 1
         try:

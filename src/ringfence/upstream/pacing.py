@@ -39,13 +39,13 @@ LONG_BYTES = 100_000
 PIECE_BYTES = 16_384
 """A chunk is looked at in pieces of this size: one of empty lines alone takes a while."""
 
-MOST_QUESTIONS = 32
+MAX_QUESTIONS = 32
 """Questions of one link that people or clients think about at a time; the next one is refused."""
-MOST_ANSWERS = 64
+MAX_ANSWERS = 64
 """Requests of a server that are not answered yet, pings included: one that asks on and takes no answers is ignored."""
-MOST_VALUES_TOLD = 20_000
+MAX_VALUES_TOLD = 20_000
 """Values of one notification; one with more is dropped, for whoever hears it reads all of them again."""
-MOST_TOLD = 64
+MAX_TOLD = 64
 """Notifications on their way to one client that does not take them; what comes then is dropped."""
 
 
@@ -153,7 +153,7 @@ class Intake:
 
     def asked(self, ident: Hashable) -> bool:
         """Whether this request of the server is taken at all; `answered` must follow."""
-        if ident in self._unanswered or len(self._unanswered) >= MOST_ANSWERS:
+        if ident in self._unanswered or len(self._unanswered) >= MAX_ANSWERS:
             return False
         self._unanswered.add(ident)
         return True
@@ -163,7 +163,7 @@ class Intake:
 
     async def thought(self, ask: Callable[[str, Json], Awaitable[Json]], method: str, params: Json) -> Json | None:
         """The answer to a question that a person or client must give; None where too many are being thought about."""
-        if self._thinking >= MOST_QUESTIONS:
+        if self._thinking >= MAX_QUESTIONS:
             return None
         self._thinking += 1
         try:

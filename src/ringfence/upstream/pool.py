@@ -50,7 +50,7 @@ MAX_PER_SERVER = 32
 _BACKOFF_SECONDS = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _IN_SESSION = "!session "
 """How the third part of a connection's key begins where the server runs in a session."""
-_MOST_SESSIONS = 1000
+_MAX_SESSIONS = 1000
 _OF_THE_SESSION = frozenset(
     {"no_session", "unknown_session", "session_stopped", "session_paused", "session_starting", "session_changed"}
 )
@@ -537,7 +537,7 @@ class ConnectionPool:
         if not key[2].startswith(_IN_SESSION):
             return self._health.setdefault(key[0], known or Health())
         if known is not None:
-            if len(self._in_sessions) >= _MOST_SESSIONS:
+            if len(self._in_sessions) >= _MAX_SESSIONS:
                 self._in_sessions.pop(next(iter(self._in_sessions)))
             self._in_sessions[key] = known
         return known or self._in_sessions.get(key) or Health()

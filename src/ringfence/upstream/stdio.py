@@ -36,13 +36,13 @@ from ringfence.core.errors import OutcomeUnknown, Unavailable
 from ringfence.core.model import Json, ServerSpec
 from ringfence.core.ports import Launched
 from ringfence.upstream.link import MAX_MESSAGE_BYTES, AnswerUnusable, InFlight, RpcError, read_message
-from ringfence.upstream.pacing import LONG_BYTES, MOST_QUESTIONS, MOST_VALUES_TOLD, PIECE_BYTES, Floods, Intake
+from ringfence.upstream.pacing import LONG_BYTES, MAX_QUESTIONS, MAX_VALUES_TOLD, PIECE_BYTES, Floods, Intake
 
 log = logging.getLogger("ringfence.upstream")
 
 _STDERR_BYTES_PER_SECOND = 64_000
 _LONGEST_STDERR_LINE = 16_384
-_MOST_LAST_LINES = 10
+_MAX_LAST_LINES = 10
 _STUCK_SECONDS = 60.0
 _COMPLAINT_SECONDS = 1.0
 _BEGINNING = ("initialize", "server/discover")
@@ -152,7 +152,7 @@ class StdioLink:
         except RpcError as exc:
             raise MCPError(exc.code, exc.message, exc.data) from None
         if answer is None:
-            raise MCPError(INVALID_REQUEST, f"{method}: {MOST_QUESTIONS} questions of this server wait already")
+            raise MCPError(INVALID_REQUEST, f"{method}: {MAX_QUESTIONS} questions of this server wait already")
         return answer
 
     async def _on_notify(
@@ -277,7 +277,7 @@ class StdioLink:
             return True
         await self._intake.notification(data)
         # What answers nothing goes nowhere.
-        return isinstance(message, JSONRPCNotification) and canonical.values_at_most(data) <= MOST_VALUES_TOLD
+        return isinstance(message, JSONRPCNotification) and canonical.values_at_most(data) <= MAX_VALUES_TOLD
 
 
 class TooLong:
@@ -434,7 +434,7 @@ def _error_of(answer: JSONRPCError) -> RpcError:
 
 def _last_lines(text: str) -> tuple[str, ...]:
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
-    return tuple(lines[-_MOST_LAST_LINES:])
+    return tuple(lines[-_MAX_LAST_LINES:])
 
 
 async def _drain_stderr(server: Launched, name: str) -> None:

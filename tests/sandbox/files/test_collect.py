@@ -201,7 +201,7 @@ def test_too_many_files_are_left_out_by_name_order(box: Path, output: Path) -> N
 
 
 def test_very_many_reasons_are_counted(box: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_REASONS", 10)
+    monkeypatch.setattr(module, "MAX_REASONS", 10)
     for number in range(25):
         (box / f"{number}").symlink_to("x")
     _, skipped = collected(box)
@@ -210,7 +210,7 @@ def test_very_many_reasons_are_counted(box: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_very_many_entries_are_not_looked_at(box: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_ENTRIES", 10)
+    monkeypatch.setattr(module, "MAX_ENTRIES", 10)
     for folder, many in (("a", 5), ("b", 12), ("c", 2)):
         (box / folder).mkdir()
         for number in range(many):

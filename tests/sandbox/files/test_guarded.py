@@ -462,11 +462,11 @@ def test_a_look_has_an_end_and_what_it_leaves_out_counts_as_changed(
     few = len(looked)
     for folder in (".idea", ".cursor", ".vscode/inner"):
         (tmp_path / folder).mkdir()
-        for number in range(guarded._MOST_LOOKED_AT):
+        for number in range(guarded._MAX_LOOKED_AT):
             (tmp_path / folder / f"{number}").touch()
     looked.clear()
     many = guarded.look(mounts, {})
-    assert len(looked) <= guarded._MOST_LOOKED_AT + 2 * few + 10
+    assert len(looked) <= guarded._MAX_LOOKED_AT + 2 * few + 10
     planted = {f"{HERE}/{name}" for name in (".idea", ".cursor", ".vscode")}
     assert set(guarded.planted(before, many)) == planted
     assert set(guarded.planted(many, guarded.look(mounts, {}))) == planted, "a file in there may have changed"
@@ -499,7 +499,7 @@ def test_links_are_followed_as_far_as_there_is_time(tmp_path: Path, monkeypatch:
         return walk(roots, start, name)
 
     monkeypatch.setattr(guarded, "_walk", walk_to)
-    monkeypatch.setattr(guarded, "_MOST_ENTRIES", 100)
+    monkeypatch.setattr(guarded, "_MAX_ENTRIES", 100)
     mounts = [Mount(str(tmp_path), HERE, "rw")]
     (tmp_path / ".vscode").mkdir()
     guarded.look(mounts, {})

@@ -168,7 +168,7 @@ def test_closed_folders_are_removed(work: Path, root: int) -> None:
 def test_removing_ends_though_the_folder_is_filled_again(
     work: Path, root: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(walking, "_MOST_STEPS", 500)
+    monkeypatch.setattr(walking, "_MAX_STEPS", 500)
     (work / "a" / "b").mkdir(parents=True)
     here = os.open(work / "a", os.O_RDONLY)
     done = threading.Event()

@@ -117,7 +117,7 @@ async def test_links_are_not_followed(space: Workspace, work: Path) -> None:
 async def test_too_many_folders_are_refused_and_later_said(
     space: Workspace, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "MOST_FOLDERS", 5)
+    monkeypatch.setattr(watch, "MAX_FOLDERS", 5)
     for number in range(4):
         (work / f"{number}").mkdir()
     async with told(space.watch(recursive=True)) as seen:
@@ -143,7 +143,7 @@ async def test_what_the_kernel_could_not_keep_is_said_to_be_lost(space: Workspac
 async def test_a_large_folder_that_comes_and_goes_is_reported_piece_by_piece_and_once(
     space: Workspace, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "MOST_TOLD", 3000)
+    monkeypatch.setattr(watch, "MAX_TOLD", 3000)
     files = 2000
     (work / "a").mkdir()
     (work / "away").mkdir()

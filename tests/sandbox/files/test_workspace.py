@@ -57,7 +57,7 @@ def test_what_is_written_is_read(space: Workspace, work: Path) -> None:
 
 
 def test_large_files_go_by_pieces(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_READ", 1000)
+    monkeypatch.setattr(module, "MAX_READ", 1000)
     assert space.write("big", (bytes([number]) * 300 for number in range(5))).bytes == 1500
     with pytest.raises(Refused, match="1500 bytes") as refused:
         space.read("big")

@@ -18,7 +18,7 @@ from ringfence.core.model import Status
 from ringfence.core.sessions import CellRequest, CommandRequest, ForkProblem, SessionInfo, SessionSpec, StaySpec
 from ringfence.sandbox.keeper import server as keepers
 from ringfence.sandbox.keeper.client import KeeperClient
-from ringfence.sandbox.keeper.protocol import MOST_IN_SESSION, VERBS
+from ringfence.sandbox.keeper.protocol import MAX_IN_SESSION, VERBS
 from ringfence.sandbox.keeper.wire import SLACK, WINDOW
 from ringfence.sandbox.sessions.manager import SessionManager
 from ringfence.sandbox.sessions.service import SessionService
@@ -197,15 +197,15 @@ async def test_work_beyond_what_a_session_may_have_under_way_waits_in_line_and_h
         box, other = session(parrot), session(parrot)
         asked = [
             asyncio.create_task(keeper.run(ANN, box, CellRequest("sleep 600"), quiet, quiet))
-            for _ in range(MOST_IN_SESSION + 200)
+            for _ in range(MAX_IN_SESSION + 200)
         ]
-        await until(lambda: parrot.begun == MOST_IN_SESSION)
+        await until(lambda: parrot.begun == MAX_IN_SESSION)
         assert (await keeper.info(ANN, box)).id == box, "what looks at sessions or ends their work is not kept waiting"
         await keeper.run(ANN, other, CellRequest("say 1"), quiet, quiet)
-        assert parrot.begun == MOST_IN_SESSION + 1
+        assert parrot.begun == MAX_IN_SESSION + 1
         for task in asked[:30]:
             task.cancel()
-        await until(lambda: parrot.begun == 2 * MOST_IN_SESSION + 1)
+        await until(lambda: parrot.begun == 2 * MAX_IN_SESSION + 1)
         for task in asked:
             task.cancel()
         ends = await asyncio.gather(*asked, return_exceptions=True)
@@ -213,7 +213,7 @@ async def test_work_beyond_what_a_session_may_have_under_way_waits_in_line_and_h
 
 
 async def test_too_many_requests_at_once_are_refused_and_no_other_suffers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keepers, "MOST_REQUESTS", 3)
+    monkeypatch.setattr(keepers, "MAX_REQUESTS", 3)
     parrot = Parrot()
     async with linked(parrot) as keeper:
         box = session(parrot)

@@ -19,7 +19,7 @@ from ringfence.sandbox.keeper import server as keepers
 from ringfence.sandbox.keeper.client import KeeperClient
 from ringfence.sandbox.keeper.codec import pack
 from ringfence.sandbox.keeper.server import KeeperServer
-from ringfence.sandbox.keeper.wire import MOST_FRAME, MOST_MESSAGE, SLACK, WINDOW
+from ringfence.sandbox.keeper.wire import MAX_FRAME, MAX_MESSAGE, SLACK, WINDOW
 from tests.sandbox.keeper.parrot import ANN, CHUNK, Parrot, kept, session
 from tests.sandbox.keeper.rawclient import HELLO, LIST, Raw, frame, raw, serves
 from tests.sandbox.keeper.test_client import until
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.anyio
 BAD = {
     "garbage": b"GET / HTTP/1.1\r\n\r\n",
     "a huge length": frame(b"", length=2**32 - 1),
-    "a length just beyond": frame(b"", length=MOST_FRAME + 1),
+    "a length just beyond": frame(b"", length=MAX_FRAME + 1),
     "no JSON": frame(b"{"),
     "JSON that is no object": frame([1]),
     "deep JSON": frame(b"[" * 1_000_000),
@@ -47,7 +47,7 @@ BAD = {
     "a private name": frame(LIST | {"do": "__init__"}),
     "nothing": frame({"id": 1}),
     "attachments of a negative size": frame(LIST | {"sizes": [-1]}),
-    "attachments of a huge size": frame(LIST | {"sizes": [MOST_MESSAGE + 1]}),
+    "attachments of a huge size": frame(LIST | {"sizes": [MAX_MESSAGE + 1]}),
     "attachments that are no list": frame(LIST | {"sizes": 3}),
     "another frame than the attachment": frame(LIST | {"sizes": [3]}) + frame(LIST),
     "an attachment that is too long": frame(LIST | {"sizes": [3]}) + frame(b"1234", kind=2),
@@ -145,7 +145,7 @@ async def test_a_thousand_connections_are_borne(caplog: pytest.LogCaptureFixture
                     except BlockingIOError:  # as many wait as are let in at all
                         await asyncio.sleep(0.001)
             await asyncio.sleep(0.1)
-            assert len(server._clients) <= keepers.MOST_CLIENTS
+            assert len(server._clients) <= keepers.MAX_CLIENTS
             last = Raw(every[-1])
             assert (await last.message())["refused"]["reason_code"] == "too_many_clients"
             assert await honest.list(ANN) == []

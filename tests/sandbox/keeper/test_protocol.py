@@ -26,7 +26,7 @@ from ringfence.core.sessions import (
 from ringfence.sandbox.keeper import protocol
 from ringfence.sandbox.keeper.client import KeeperClient, KeeperConnection
 from ringfence.sandbox.keeper.codec import pack, place, unpack
-from ringfence.sandbox.keeper.protocol import AS_BEFORE, MOST_REMEMBERED, VERBS, IsolationReceived, IsolationSent
+from ringfence.sandbox.keeper.protocol import AS_BEFORE, MAX_REMEMBERED, VERBS, IsolationReceived, IsolationSent
 from ringfence.sandbox.keeper.wire import WireError
 from ringfence.sandbox.sessions.service import SessionService, verb
 from tests.sandbox.keeper.parrot import ANN, Parrot, kept, linked, session
@@ -154,7 +154,7 @@ async def test_every_step_has_its_isolation_and_the_wire_has_it_once(messages: l
 
 async def test_of_more_sessions_than_are_remembered_each_has_its_own() -> None:
     parrot, choice = Isolating(), random.Random(1)
-    ids = [session(parrot) for _ in range(2 * MOST_REMEMBERED + 100)]
+    ids = [session(parrot) for _ in range(2 * MAX_REMEMBERED + 100)]
     async with linked(parrot) as keeper:
         for _ in range(3):
             choice.shuffle(ids)
@@ -188,7 +188,7 @@ def test_the_same_is_said_once_and_another_again() -> None:
 
 def test_whatever_a_keeper_remembers_its_client_does_too() -> None:
     said, heard = IsolationSent(), IsolationReceived()
-    isolations = {str(number): {"number": number} for number in range(3 * MOST_REMEMBERED)}
+    isolations = {str(number): {"number": number} for number in range(3 * MAX_REMEMBERED)}
     for id_ in [*isolations, *isolations, *reversed(isolations)]:
         _, report = passed(said, heard, reported(id_, isolations[id_]))
         assert report.cell.report.isolation == isolations[id_]

@@ -16,7 +16,7 @@ _SIZE = 0x10000
 TOP = STACK + _SIZE // 2 - 8
 """Where the stack ends when a function begins: on x86_64 the address to return to lies there."""
 _SOFTWARE_INTERRUPT = 2
-_MOST_STEPS = 100_000
+_MAX_STEPS = 100_000
 
 Call = tuple[int, ...]
 """The number, and six arguments."""
@@ -115,7 +115,7 @@ class Machine:
 
     def run(self) -> None:
         """From the beginning, until the kernel ends it. Raises what an illegal access or instruction raises."""
-        self._uc.emu_start(CODE, BACK, count=_MOST_STEPS)
+        self._uc.emu_start(CODE, BACK, count=_MAX_STEPS)
 
     def function(self, *arguments: int) -> int:
         """Called as C would: what it returns. It must leave what it has to."""
@@ -126,8 +126,8 @@ class Machine:
         else:
             self["x30"] = BACK
         before = {register: self[register] for register in self._registers.kept}
-        self._uc.emu_start(CODE, BACK, count=_MOST_STEPS)
-        assert len(self.steps) < _MOST_STEPS, "it never returned"
+        self._uc.emu_start(CODE, BACK, count=_MAX_STEPS)
+        assert len(self.steps) < _MAX_STEPS, "it never returned"
         assert self["rip" if self._intel else "pc"] == BACK
         assert {register: self[register] for register in self._registers.kept} == before
         assert self[self._registers.stack] == TOP + 8 * self._intel

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -377,6 +378,8 @@ async def test_isolation_is_on_record(backend: ProcessBackend) -> None:
     assert protections["seccomp"] == {"on": True, "verified": "run"}
     assert set(isolation["limits"]) >= {"memory", "pids", "cpu"}
     assert all(each["by"] in ("cgroup", "rlimit", "watchdog", "affinity") for each in isolation["limits"].values())
+    page = (tooling.ROOT / "docs/facts.md").read_text().partition("\n## Isolation\n")[2].partition("\n## ")[0]
+    assert set(isolation) <= set(re.findall(r"`([a-z_]+)`", page)), "docs/facts.md lists every key"
 
 
 BEFORE_OTHERS = """

@@ -146,7 +146,7 @@ async def test_a_limit_that_leftovers_met_between_two_steps_is_theirs_and_not_th
 
 
 async def test_late_output_is_kept_in_bounded_memory_and_pipes(box: LiveBox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "_MOST_LATE", 4)
+    monkeypatch.setattr(streams, "_MAX_LATE", 4)
     for _ in range(4):
         await shell(box, "sleep 600 & echo first")
     assert len(box.late_output._open) == 4
@@ -187,8 +187,8 @@ async def test_pipes_of_steps_that_are_over_are_let_go_of(box: LiveBox) -> None:
     before = looking.descriptors()
     for _ in range(30):
         await run(interpreter, "import os; kept = os.dup(1)")
-    await tooling.until(lambda: looking.descriptors() <= before + streams._MOST_LATE)
-    assert len(box.late_output._open) <= streams._MOST_LATE
+    await tooling.until(lambda: looking.descriptors() <= before + streams._MAX_LATE)
+    assert len(box.late_output._open) <= streams._MAX_LATE
     await interpreter.end()
     await tooling.until(lambda: not box.late_output._open)
 

@@ -234,3 +234,13 @@ async def test_there_is_a_python_where_the_host_has_only_python3(monkeypatch: py
             assert (await running.over()).stdout.text == expected
         finally:
             await box.end()
+
+
+async def test_a_list_of_arguments_may_have_two_megabytes(backend: ProcessBackend) -> None:
+    """As on a host; Linux allows 128 KiB for a single one."""
+    words = ("x" * 100_000,) * 20
+    counting = b"import sys; print(len(sys.argv), sum(map(len, sys.argv)) >= 2_000_000)"
+    report = await backend.run(BoxSpec(Program("python", counting, argv=words), Limits()))
+    assert report.stdout.text == "21 True\n", report.stderr.text
+    report = await command(backend, "sh", "-c", "echo $#", "sh", *words)
+    assert report.stdout.text == "20\n", report.stderr.text

@@ -150,7 +150,7 @@ async def test_boxes_of_a_zygote_that_knows_write_few_shared_pages(one: ProcessB
     for _ in range(ENOUGH):
         await run(one, "pass")
     assert int((await run(one, FAULTS)).stdout.text) < first / 2
-    assert 100 < pinned(zygotes(one)[0]) < memory._MOST * 4
+    assert 100 < pinned(zygotes(one)[0]) < memory._MAX_PAGES * 4
 
 
 @pytest.mark.anyio

@@ -176,19 +176,19 @@ def test_an_epoll_that_waits_for_nothing_is_seen() -> None:
 
 def test_instances_of_epoll_that_are_gone_are_given_back() -> None:
     account = Account(0)
-    assert all(account.watch() for _ in range(uncounted.MOST_WATCHERS))
+    assert all(account.watch() for _ in range(uncounted.MAX_WATCHERS))
     assert not account.watch()
     emptied = Account(0, lambda: setattr(emptied, "watchers", 0))
-    emptied.watchers = uncounted.MOST_WATCHERS
+    emptied.watchers = uncounted.MAX_WATCHERS
     assert emptied.watch() and emptied.watchers == 1
 
 
 def test_filters_that_are_gone_are_given_back() -> None:
     account = Account(0)
-    assert all(account.filter() for _ in range(uncounted.MOST_FILTERS))
+    assert all(account.filter() for _ in range(uncounted.MAX_FILTERS))
     assert not account.filter()
     emptied = Account(0, lambda: setattr(emptied, "filters", 0))
-    emptied.filters = uncounted.MOST_FILTERS
+    emptied.filters = uncounted.MAX_FILTERS
     assert emptied.filter() and emptied.filters == 1
 
 

@@ -195,10 +195,10 @@ sys.stdin.read()
 """
 
 
-MOST_WATCHERS = int(Path("/proc/sys/fs/inotify/max_user_instances").read_text())
+MAX_WATCHERS = int(Path("/proc/sys/fs/inotify/max_user_instances").read_text())
 
 
-@pytest.mark.skipif(MOST_WATCHERS > 1024, reason="a user has more file watchers here than a few boxes can hold")
+@pytest.mark.skipif(MAX_WATCHERS > 1024, reason="a user has more file watchers here than a few boxes can hold")
 async def test_boxes_leave_most_of_the_file_watchers_to_others() -> None:
     backend = ProcessBackend(depth=0)
     reading, writing = os.pipe()
@@ -206,7 +206,7 @@ async def test_boxes_leave_most_of_the_file_watchers_to_others() -> None:
     running: list[asyncio.Task[object]] = []
     program = BoxSpec(Program("python", WATCHERS.encode(), stdin=reading), Limits(open_files=200))
     try:
-        for number in range(MOST_WATCHERS // 4 // 8 + 2):  # one after the other, so that one zygote makes them all
+        for number in range(MAX_WATCHERS // 4 // 8 + 2):  # one after the other, so that one zygote makes them all
             running.append(asyncio.create_task(backend.run(program, lambda _, data: said.append(data))))
             await tooling.until(lambda number=number: len(said) > number)  # type: ignore[misc]
         os.close(writing)
@@ -214,5 +214,5 @@ async def test_boxes_leave_most_of_the_file_watchers_to_others() -> None:
     finally:
         await backend.close()
         os.close(reading)
-    assert 0 < sum(map(int, said)) <= MOST_WATCHERS // 4
+    assert 0 < sum(map(int, said)) <= MAX_WATCHERS // 4
     assert max(map(int, said)) <= 8

@@ -11,7 +11,7 @@ import pytest
 from ringfence.core.box import Limits, Stream
 from ringfence.core.errors import OutcomeUnknown, Unavailable
 from ringfence.core.sessions import StaySpec
-from ringfence.sandbox.sessions.background import MOST_KEPT, MOST_RUNNING
+from ringfence.sandbox.sessions.background import MAX_KEPT, MAX_RUNNING
 from tests.sandbox.fake_sessions import ME, TICK, FakeSessions, fake_sessions, refused
 
 pytestmark = pytest.mark.anyio
@@ -85,14 +85,14 @@ async def test_a_background_command_may_run_as_long_as_the_session(here: FakeSes
 
 async def test_background_commands_are_limited_and_old_ones_forgotten(here: FakeSessions) -> None:
     box = await here.create()
-    await asyncio.gather(*(here.start(box, "sleep", "inf") for _ in range(MOST_RUNNING)))
+    await asyncio.gather(*(here.start(box, "sleep", "inf") for _ in range(MAX_RUNNING)))
     assert await refused(here.start(box, "say")) == "too_many"
     here.backend.boxes[0].enough.set()
     for info in await here.manager.processes(ME, box):
         await here.manager.wait(ME, box, info.process, None)
-    for _ in range(MOST_KEPT):
+    for _ in range(MAX_KEPT):
         await here.manager.wait(ME, box, await here.start(box, "say"), None)
-    assert len(await here.manager.processes(ME, box)) <= MOST_KEPT + 1
+    assert len(await here.manager.processes(ME, box)) <= MAX_KEPT + 1
 
 
 async def test_waiting_for_a_command_does_not_end_it(here: FakeSessions) -> None:

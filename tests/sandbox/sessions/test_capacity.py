@@ -8,7 +8,7 @@ import pytest
 
 from ringfence.core.box import Limits
 from ringfence.core.errors import Unavailable
-from ringfence.sandbox.sessions.capacity import MOST_WAITING, Capacity, KeeperRules
+from ringfence.sandbox.sessions.capacity import MAX_WAITING, Capacity, KeeperRules
 
 pytestmark = pytest.mark.anyio
 
@@ -63,7 +63,7 @@ async def test_who_gives_up_makes_room_for_the_next() -> None:
 async def test_the_line_is_not_endless() -> None:
     room = Capacity(KeeperRules(max_sessions=1, queue_seconds=600))
     await room.enter("a", Limits())
-    waiting = [asyncio.create_task(room.enter(f"b{n}", Limits())) for n in range(MOST_WAITING)]
+    waiting = [asyncio.create_task(room.enter(f"b{n}", Limits())) for n in range(MAX_WAITING)]
     await asyncio.sleep(0)
     with pytest.raises(Unavailable, match="max_sessions"):
         await room.enter("c", Limits())

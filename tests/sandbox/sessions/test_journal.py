@@ -120,8 +120,8 @@ def test_a_day_later_it_is_forgotten(journal: SessionJournal, folder: Path) -> N
 
 
 def test_the_file_does_not_grow_for_ever(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_LINES", 50)
-    monkeypatch.setattr(module, "_MOST_REMEMBERED", 5)
+    monkeypatch.setattr(module, "_MAX_LINES", 50)
+    monkeypatch.setattr(module, "_MAX_REMEMBERED", 5)
     journal = SessionJournal(folder)
     journal.write("created", info("box_open"))
     for number in range(200):

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from ringfence.core.box import BoxReport, Captured
-from ringfence.sandbox.sessions.observed import FIRST_SECONDS, MOST_SAMPLES, Observed
+from ringfence.sandbox.sessions.observed import FIRST_SECONDS, MAX_SAMPLES, Observed
 
 
 def test_a_long_life_is_told_by_as_many_moments_as_a_short_one() -> None:
     seen = Observed()
     at = 0.0
-    for number in range(10 * MOST_SAMPLES):
+    for number in range(10 * MAX_SAMPLES):
         seen.sample(at, float(number), number)
         at += seen.seconds
-    assert MOST_SAMPLES / 2 <= len(seen.samples) < MOST_SAMPLES
+    assert MAX_SAMPLES / 2 <= len(seen.samples) < MAX_SAMPLES
     assert seen.seconds > FIRST_SECONDS
     times = [each.at for each in seen.samples]
     assert times == sorted(times) and times[0] == 0.0
-    assert seen.samples[-1].memory_bytes == 10 * MOST_SAMPLES - 1
+    assert seen.samples[-1].memory_bytes == 10 * MAX_SAMPLES - 1
 
 
 def test_processor_time_never_goes_back() -> None:

@@ -130,7 +130,7 @@ async def test_who_leaves_or_is_silent_keeps_nobody_waiting(monkeypatch: pytest.
     monkeypatch.setattr(module, "_ANSWER_SECONDS", 0.01)
     with pytest.raises(Unavailable, match="did not answer"):
         await one.ask(ASKED)
-    monkeypatch.setattr(module, "_MOST_WAITING", 0)
+    monkeypatch.setattr(module, "_MAX_WAITING", 0)
     with pytest.raises(Unavailable, match="too many"):
         await one.ask(ASKED)
     await silent.leave()

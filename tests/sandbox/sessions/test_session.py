@@ -16,7 +16,7 @@ from ringfence.core.box import Limits
 from ringfence.core.errors import Refused
 from ringfence.core.sessions import CellRequest, CommandRequest
 from ringfence.sandbox.files.paths import refusal
-from ringfence.sandbox.sessions.contexts import MOST_CONTEXTS, MOST_WAITING
+from ringfence.sandbox.sessions.contexts import MAX_CONTEXTS, MAX_WAITING
 from tests import tooling
 from tests.sandbox.fake_sessions import ME, TICK, FakeSessions, fake_sessions, pieces, refused, unheard, unseen, until
 
@@ -50,7 +50,7 @@ async def test_contexts_have_variables_of_their_own(here: FakeSessions) -> None:
     assert (await here.got(box, "x"), await here.got(box, "x", context="other")) == ("1", "2")
     assert (await here.manager.info(ME, box)).contexts == ("default", "other")
     assert await refused(here.cell(box, "set x 1", context="../x")) == "bad_context"
-    for number in range(MOST_CONTEXTS - 2):
+    for number in range(MAX_CONTEXTS - 2):
         await here.cell(box, "set x 1", context=f"c{number}")
     assert await refused(here.cell(box, "set x 1", context="onemore")) == "too_many"
 
@@ -81,14 +81,14 @@ async def test_contexts_do_not_wait_for_each_other(here: FakeSessions) -> None:
 
 async def test_too_many_cells_in_line_are_refused(here: FakeSessions) -> None:
     box = await here.create()
-    waiting = [asyncio.create_task(here.cell(box, "sleep inf")) for _ in range(MOST_WAITING + 1)]
+    waiting = [asyncio.create_task(here.cell(box, "sleep inf")) for _ in range(MAX_WAITING + 1)]
     contexts = here.manager.get(ME, box).contexts._contexts
-    await until(lambda: "default" in contexts and contexts["default"].turn._inside == MOST_WAITING + 1)
+    await until(lambda: "default" in contexts and contexts["default"].turn._inside == MAX_WAITING + 1)
     assert await refused(here.cell(box, "set x 1")) == "busy"
     await here.cell(box, "set x 1", context="other")
     await here.manager.end(ME, box)
     ends = await asyncio.gather(*waiting, return_exceptions=True)
-    assert [end.reason_code for end in ends if isinstance(end, Refused)] == ["session_stopped"] * MOST_WAITING
+    assert [end.reason_code for end in ends if isinstance(end, Refused)] == ["session_stopped"] * MAX_WAITING
 
 
 async def test_a_step_runs_only_after_the_step_that_it_was_meant_for(here: FakeSessions) -> None:

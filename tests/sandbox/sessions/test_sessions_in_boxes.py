@@ -392,7 +392,7 @@ async def test_tenants_do_not_share_a_zygote(home: Home) -> None:
 async def test_the_state_of_a_session_is_also_that_of_what_is_mounted_outside_of_its_workspace(
     home: Home, project: Path, mode: Any, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workspace, "_MOST_HASHED", most)
+    monkeypatch.setattr(workspace, "_MAX_HASHED", most)
     script, single = project / "deep" / "deploy.sh", project / "single"
     script.parent.mkdir()
     script.write_text("echo one")

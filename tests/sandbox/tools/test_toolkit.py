@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -224,3 +225,11 @@ def test_where_there_are_no_sessions_nothing_is_said_of_them() -> None:
 def test_what_tools_of_sessions_take(tool: str, arguments: Any, fine: bool) -> None:
     problem = Schema(taken(tool, SessionLifetimes())["inputSchema"]).problem(arguments, "arguments")
     assert (problem is None) is fine, problem
+
+
+def test_all_definitions_together_cost_a_model_few_tokens() -> None:
+    """The same holds for a gateway's answer (tests/compose/test_gateway.py); this needs no box."""
+    offers = [
+        definition(built_in(tool, 30), Limits(), BoxContents(), SessionLifetimes()).body for tool in offered_tools()
+    ]
+    assert len(json.dumps(offers, ensure_ascii=False, separators=(",", ":")).encode()) <= 12_000

@@ -136,7 +136,7 @@ def snapshots(infos: list[SnapshotInfo]) -> str:
 
 def volumes(infos: list[VolumeInfo]) -> str:
     rows = [(each.name, each.files, size(each.bytes), size(each.max_bytes), _moment(each.saved_at)) for each in infos]
-    return table(("NAME", "FILES", "SIZE", "MOST", "SAVED"), rows)
+    return table(("NAME", "FILES", "SIZE", "LIMIT", "SAVED"), rows)
 
 
 def files(infos: list[FileInfo]) -> str:

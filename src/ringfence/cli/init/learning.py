@@ -29,7 +29,7 @@ from ringfence.core.record import dataclass
 from ringfence.sandbox.servers.startup_diagnosis import MissingGrant
 from ringfence.store import Store
 
-_MOST_ROUNDS = 12
+_MAX_ROUNDS = 12
 _LIMITS = {"--memory": "memory_mb", "--pids": "processes", "--disk": "disk_mb"}
 
 
@@ -85,7 +85,7 @@ class _Learning:
     async def run(self) -> Learnt:
         grants: list[ServerGrant] = []
         look = ServerInspection(problem="it was not tried")
-        for _ in range(_MOST_ROUNDS):
+        for _ in range(_MAX_ROUNDS):
             look = await self._tried(grants)
             if _works(look):
                 break

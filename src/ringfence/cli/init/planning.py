@@ -44,7 +44,7 @@ _UNFIT = re.compile(r"[^A-Za-z0-9_-]+")
 _VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)\}")
 _LONGEST_NAME = 60
 _SHARED_FOLDERS = ("/tmp", "/var/tmp", "/var")  # noqa: S108 - as they are called on every host
-_MOST_LOOKED_AT = 50_000
+_MAX_LOOKED_AT = 50_000
 """Files of a folder that is to be mounted."""
 
 
@@ -390,7 +390,7 @@ def _sockets(folder: str) -> str | None:
             with contextlib.suppress(OSError):
                 if stat.S_ISSOCK(os.lstat(f"{place}/{name}").st_mode):
                     return f"a socket of a program of this host ({os.path.relpath(f'{place}/{name}', folder)})"
-        if looked > _MOST_LOOKED_AT:
+        if looked > _MAX_LOOKED_AT:
             break
     return None
 

@@ -41,7 +41,7 @@ Ringfence in front of the servers of {file}.
 Each runs in a box of its own. Its contracts are a cautious draft: read them, and change what does not fit.
 `mode: read` stands where the server says that a tool only reads. That is a hint: look at it.
 `ringfence check` says whether the file is right, `ringfence init --learn NAME` what a server lacks."""
-_MOST_REMARKS = 5
+_MAX_REMARKS = 5
 _VALUE = "(the value that is in {file} now)"
 _FETCHED_AT_ONCE = 3
 _LONGEST_VOLUME = 40
@@ -322,7 +322,7 @@ async def _started(taken: TakenOver, request: InitRequest) -> None:
                 try:
                     offered = await app.pool.definitions(plan.name, app.agent)
                     found[plan.name], wrong = await app.pins.offerable(plan.name, offered)
-                    plan.remarks += [f"Of what it has, this is not offered: {each}" for each in wrong[:_MOST_REMARKS]]
+                    plan.remarks += [f"Of what it has, this is not offered: {each}" for each in wrong[:_MAX_REMARKS]]
                 except RingfenceError as exc:
                     plan.remarks.append(f"It did not start: {exc}")
                     plan.failure = exc

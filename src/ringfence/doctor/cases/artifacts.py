@@ -9,7 +9,7 @@ from ringfence.doctor.case import BRIEF, TIGHT, Case, Judge, Trial
 from ringfence.doctor.judging import collected_secret, collector_hurt, either
 
 _FEW = 8
-_NAMED_AT_MOST = 1001
+_MAX_NAMED = 1001
 _NOT_FOLLOWED = "left out, with the reason in the facts; no link is followed"
 
 
@@ -82,7 +82,7 @@ def _too_much(trial: Trial) -> str | None:
 
 def _named_at_length(trial: Trial) -> str | None:
     named = len(trial.report.skipped)
-    return f"the facts name {named} that were left out" if named > _NAMED_AT_MOST else None
+    return f"the facts name {named} that were left out" if named > _MAX_NAMED else None
 
 
 CASES = (

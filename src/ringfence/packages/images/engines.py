@@ -21,8 +21,8 @@ from ringfence.core.errors import Unavailable
 from ringfence.core.record import dataclass
 from ringfence.packages.images.references import Reference
 
-_MOST_BYTES = 4_000_000
-_MOST_SOURCES = 8
+_MAX_BYTES = 4_000_000
+_MAX_SOURCES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class Engines:
                 " set registry-mirrors in docker's daemon.json or unqualified-search-registries in registries.conf"
             )
             raise Unavailable("no_registry", text)
-        return tuple(found[:_MOST_SOURCES])
+        return tuple(found[:_MAX_SOURCES])
 
     def _of_host(self, wanted: Reference) -> tuple[ImageSource, ...]:
         whole = f"{wanted.host}/{wanted.name}"
@@ -133,7 +133,7 @@ class Engines:
             host, _, name = f"{place.strip('/')}{rest}".partition("/")
             if host and name:
                 found.append(ImageSource(wanted, host, name, self._plain(host, insecure)))
-        return tuple(found[:_MOST_SOURCES])
+        return tuple(found[:_MAX_SOURCES])
 
     def _plain(self, host: str, asked: bool) -> bool:
         """Whether to talk without TLS: on loopback, and where the operator allows it."""
@@ -191,7 +191,7 @@ def _covers(prefix: str, whole: str) -> bool:
 def _bytes(path: Path) -> bytes:
     try:
         with path.open("rb") as stream:
-            return stream.read(_MOST_BYTES)
+            return stream.read(_MAX_BYTES)
     except OSError:
         return b""
 

@@ -33,10 +33,10 @@ from ringfence.packages.registries import Credential, Registry
 
 _GETTER = "ringfence.packages.inside.registry"
 _LAYERS = "ringfence.packages.inside.layers"
-_MOST_ROUNDS = 8
-_MOST_BESIDE = 4
-_MOST_ENTRIES = 300_000
-_MOST_LISTING = 64 * MIB
+_MAX_ROUNDS = 8
+_MAX_BESIDE = 4
+_MAX_ENTRIES = 300_000
+_MAX_LISTING = 64 * MIB
 _WORDS = re.compile(r"[A-Za-z0-9, -]{1,80}", re.ASCII)
 _NAMED = re.compile(r"https://(?:[a-z0-9_](?:[a-z0-9_-]{0,62})\.)+[a-z][a-z0-9-]{0,62}(?::[0-9]{1,5})?", re.ASCII)
 _ACCEPT = ", ".join((*manifests.MANIFEST_TYPES, *manifests.INDEX_TYPES))
@@ -82,8 +82,8 @@ class _RegistryAccess:
                 f"{self.source.host} leads to {quoted(origin)}, which is not followed: it is not over TLS, or no name"
             )
             raise Unavailable("install_failed", text)
-        if len(self.beside) >= _MOST_BESIDE:
-            raise Unavailable("install_failed", f"{self.source.host} leads to more than {_MOST_BESIDE} other hosts")
+        if len(self.beside) >= _MAX_BESIDE:
+            raise Unavailable("install_failed", f"{self.source.host} leads to more than {_MAX_BESIDE} other hosts")
         self.beside.append(origin)
 
 
@@ -141,14 +141,14 @@ async def lay_out(
     Unavailable."""
     order = {
         "layers": [{"file": each.file, "packed": each.packed} for each in manifest.layers],
-        "most_entries": _MOST_ENTRIES,
+        "most_entries": _MAX_ENTRIES,
     }
     inputs = tuple(
         Input(f"files/{each}", staging / each, links=True) for each in {layer.file for layer in manifest.layers}
     )
     left = staging / "left"
     await boxes.run(package.name, BoxJob(_LAYERS, "unpack", order, left, inputs=inputs))
-    listing = await asyncio.to_thread(read_json, left / "listing.json", _MOST_LISTING)
+    listing = await asyncio.to_thread(read_json, left / "listing.json", _MAX_LISTING)
     await asyncio.to_thread(rootfs.laid_out, listing, left / "files", staging / "tree")
     about = {**config.plain(), "left_out": _left_out(listing)}
     return await asyncio.to_thread(cache.put, "image", staging / "tree", (package,), {}, about)
@@ -188,7 +188,7 @@ class _Fetching:
 
     async def _manifest(self, wanted: str) -> bytes:
         path = f"/v2/{self._access.source.name}/manifests/{wanted}"
-        piece = {"path": path, "accept": _ACCEPT, "into": "manifest", "most": manifests.MOST_BYTES}
+        piece = {"path": path, "accept": _ACCEPT, "into": "manifest", "most": manifests.MAX_BYTES}
         await self._got([piece])
         place = self._staging / "manifest"
         data = await asyncio.to_thread(place.read_bytes)
@@ -213,7 +213,7 @@ class _Fetching:
 
     async def _got(self, pieces: Sequence[Mapping[str, Any]]) -> None:
         """Fetch all pieces, with another round for each demand of the registry."""
-        for number in range(_MOST_ROUNDS):
+        for number in range(_MAX_ROUNDS):
             missing = [each for each in pieces if not (self._staging / each["into"]).is_file()]
             if not missing:
                 return

@@ -25,7 +25,7 @@ from ringfence.packages.install_boxes import InstallBoxes
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _VERSION = re.compile(r"python(\d)\.(\d{1,3})", re.ASCII)
-_LEAST = (3, 8)
+_MIN_VERSION = (3, 8)
 _NOT_TAKEN = ("HOME", "TMPDIR", "PWD")
 """Variables of an image that a box has its own values of."""
 
@@ -104,6 +104,6 @@ def _python(tree: Path, path: str) -> tuple[str, tuple[int, int]]:
         if folder is not None and os.path.isdir(f"{tree}{folder}"):
             names += sorted(os.listdir(f"{tree}{folder}"), reverse=True)
         versions = [(int(match[1]), int(match[2])) for each in names if (match := _VERSION.fullmatch(each))]
-        if versions and versions[0] >= _LEAST:
+        if versions and versions[0] >= _MIN_VERSION:
             return found, versions[0]
     return "", (0, 0)

@@ -25,8 +25,8 @@ from ringfence.packages.images.fetch import lay_out
 from ringfence.packages.images.manifests import ImageConfig, Manifest, Piece
 from ringfence.packages.install_boxes import InstallBoxes, altered, file_digest
 
-_MOST_ROOT_BYTES = 3 * 1024**3
-_MOST_ENTRIES = 300_000
+_MAX_ROOT_BYTES = 3 * 1024**3
+_MAX_ENTRIES = 300_000
 _CHUNK = 1 << 20
 _USUAL = ImageConfig()
 
@@ -78,7 +78,7 @@ def _kind(path: Path) -> str:
 def _stamp(path: Path, kind: str) -> list[Any]:
     """What tells that it is another than it was. The index of a layout names all of the rest by digests."""
     if kind == "layout":
-        return [hashlib.sha256(_FolderLayout(path).read("index.json", manifests.MOST_BYTES)).hexdigest()]
+        return [hashlib.sha256(_FolderLayout(path).read("index.json", manifests.MAX_BYTES)).hexdigest()]
     return [file_digest(path, "sha256").hex()]
 
 
@@ -138,18 +138,18 @@ class _ArchiveLayout:
 
 def _taken(name: str, layout: _FolderLayout | _ArchiveLayout, staging: Path) -> tuple[str, Manifest, ImageConfig]:
     """Check all that an index leads to, and copy the layers. Raises Unavailable."""
-    data = layout.read("index.json", manifests.MOST_BYTES)
+    data = layout.read("index.json", manifests.MAX_BYTES)
     digest = ""
     for _ in range(3):  # an index may be of indexes
         chosen = _only(data, name) or manifests.chosen(data, name)
         if chosen is None:
             break
         digest = chosen
-        data = layout.read(_blob(digest), manifests.MOST_BYTES)
+        data = layout.read(_blob(digest), manifests.MAX_BYTES)
         if f"sha256:{hashlib.sha256(data).hexdigest()}" != digest:
             raise altered(f"a part of {name}")
     manifest = manifests.manifest(data, name)
-    about = layout.read(_blob(manifest.config.digest), manifests.MOST_BYTES)
+    about = layout.read(_blob(manifest.config.digest), manifests.MAX_BYTES)
     if f"sha256:{hashlib.sha256(about).hexdigest()}" != manifest.config.digest:
         raise altered(f"a part of {name}")
     config = manifests.config(about, name)
@@ -193,12 +193,12 @@ def _copied(file: IO[bytes], to: IO[bytes], piece: Piece, name: str) -> None:
 def _archived(path: Path, staging: Path) -> tuple[str, Manifest, ImageConfig] | None:
     """What an archive of an OCI layout has; None: it is none, so it is a root."""
     parts: dict[str, Path] = {}
-    room = _MOST_ROOT_BYTES
+    room = _MAX_ROOT_BYTES
     beside = staging / "parts"
     beside.mkdir()
     try:
         with tarfile.open(path, "r:*") as archive:
-            names = set(archive.getnames()) if path.stat().st_size <= _MOST_ROOT_BYTES else set()
+            names = set(archive.getnames()) if path.stat().st_size <= _MAX_ROOT_BYTES else set()
             if not {"oci-layout", "index.json"} <= {each.removeprefix("./") for each in names}:
                 if {"manifest.json"} & names and not {"usr", "bin"} & names:
                     text = (
@@ -212,7 +212,7 @@ def _archived(path: Path, staging: Path) -> tuple[str, Manifest, ImageConfig] | 
                     continue
                 room -= member.size
                 content = archive.extractfile(member)
-                if room < 0 or len(parts) > _MOST_ENTRIES or content is None:
+                if room < 0 or len(parts) > _MAX_ENTRIES or content is None:
                     raise _bad(path.name, "it is too long")
                 parts[inside] = beside / str(len(parts))
                 with parts[inside].open("wb") as file:
@@ -225,8 +225,8 @@ def _archived(path: Path, staging: Path) -> tuple[str, Manifest, ImageConfig] | 
 def _whole(path: Path, staging: Path) -> tuple[str, Manifest, ImageConfig]:
     """An archive that is a root, as an image of one layer."""
     size = path.stat().st_size
-    if size > _MOST_ROOT_BYTES:
-        raise _bad(path.name, f"it has more than {_MOST_ROOT_BYTES} bytes")
+    if size > _MAX_ROOT_BYTES:
+        raise _bad(path.name, f"it has more than {_MAX_ROOT_BYTES} bytes")
     piece = Piece(f"sha256:{file_digest(path, 'sha256').hex()}", size, _packed(path))
     with path.open("rb") as file, (staging / piece.file).open("wb") as copied:
         _copied(file, copied, piece, path.name)
@@ -274,8 +274,8 @@ def _copy_folder(source: Path, to: Path) -> None:
         with os.scandir(folder) as entries:
             for entry in entries:
                 count += 1
-                if count > _MOST_ENTRIES:
-                    raise _bad(source.name, f"it has more than {_MOST_ENTRIES} entries")
+                if count > _MAX_ENTRIES:
+                    raise _bad(source.name, f"it has more than {_MAX_ENTRIES} entries")
                 place = made / entry.name
                 if entry.is_symlink():
                     place.symlink_to(os.readlink(entry.path))

@@ -19,7 +19,7 @@ MANIFEST_TYPES = (
     "application/vnd.oci.image.manifest.v1+json",
     "application/vnd.docker.distribution.manifest.v2+json",
 )
-MOST_BYTES = 4 * 1024 * 1024
+MAX_BYTES = 4 * 1024 * 1024
 """Size of an index, manifest or configuration: registries accept no more."""
 _CONFIG_TYPES = ("application/vnd.oci.image.config.v1+json", "application/vnd.docker.container.image.v1+json")
 _PACKED = {
@@ -32,12 +32,12 @@ _PACKED = {
 }
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,200}", re.ASCII)
-_MOST_LAYERS = 200
-_MOST_WORDS = 256
+_MAX_LAYERS = 200
+_MAX_WORDS = 256
 _LONGEST_TEXT = 32_768
 _LONGEST_WANTS = 131_072
 """Of command and variables together, so that a configuration has room for several servers."""
-_MOST_SIZE = 3 * 1024**3
+_MAX_SIZE = 3 * 1024**3
 _MACHINES = {
     **{"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64", "armv7l": "arm", "i686": "386"},
     **{"ppc64le": "ppc64le", "s390x": "s390x", "riscv64": "riscv64", "loongarch64": "loong64"},
@@ -130,13 +130,13 @@ def manifest(data: bytes, name: str) -> Manifest:
     layers = document.get("layers")
     if not isinstance(config, dict) or config.get("mediaType") not in _CONFIG_TYPES:
         raise _bad(name, "it is no image of a container: its configuration is of another kind")
-    if not isinstance(layers, list) or not layers or len(layers) > _MOST_LAYERS:
-        raise _bad(name, f"it has no layers, or more than {_MOST_LAYERS}")
+    if not isinstance(layers, list) or not layers or len(layers) > _MAX_LAYERS:
+        raise _bad(name, f"it has no layers, or more than {_MAX_LAYERS}")
     found = tuple(_layer(each, name) for each in layers)
-    if sum(each.size for each in found) > _MOST_SIZE:
-        raise _bad(name, f"it has more than {_MOST_SIZE} bytes")
+    if sum(each.size for each in found) > _MAX_SIZE:
+        raise _bad(name, f"it has more than {_MAX_SIZE} bytes")
     about = _piece(config, name)
-    if about.size > MOST_BYTES:
+    if about.size > MAX_BYTES:
         raise _bad(name, "its configuration is too long")
     return Manifest(about, found)
 
@@ -184,7 +184,7 @@ def _piece(entry: Mapping[str, Any], name: str) -> Piece:
     size = entry.get("size")
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
         raise _bad(name, "its registry gives no sha256 for a part of it")
-    if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= _MOST_SIZE:
+    if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= _MAX_SIZE:
         raise _bad(name, "its registry gives no size for a part of it, or one that cannot be")
     return Piece(digest, size)
 
@@ -213,7 +213,7 @@ def _platform(platform: Any) -> str:
 def _words(value: Any, name: str) -> tuple[str, ...]:
     if value is None:
         return ()
-    if not isinstance(value, list) or len(value) > _MOST_WORDS or not all(map(_is_text, value)):
+    if not isinstance(value, list) or len(value) > _MAX_WORDS or not all(map(_is_text, value)):
         raise _bad(name, "its command is none")
     return tuple(value)
 

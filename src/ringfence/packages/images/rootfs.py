@@ -15,16 +15,16 @@ from typing import Any
 from ringfence.core.errors import Unavailable
 from ringfence.core.quoting import quoted
 
-_MOST_ENTRIES = 300_000
+_MAX_ENTRIES = 300_000
 _LONGEST_NAME = 255
 _LONGEST_PATH = 3500
-_MOST_LINKS = 40
+_MAX_LINKS = 40
 
 
 def laid_out(listing: Mapping[str, Any], files: Path, into: Path) -> None:
     """Make the tree of a list in a new folder; contents are moved there from numbered files. Raises Unavailable."""
     entries = listing.get("entries")
-    if not isinstance(entries, list) or len(entries) > _MOST_ENTRIES:
+    if not isinstance(entries, list) or len(entries) > _MAX_ENTRIES:
         raise _bad("it has more entries than can be kept")
     _make(into)
     folders = {""}
@@ -145,7 +145,7 @@ def resolved(tree: Path, path: str) -> str | None:
         except OSError:
             return None
         links += 1
-        if links > _MOST_LINKS:
+        if links > _MAX_LINKS:
             return None
         found = "" if target.startswith("/") else found
         rest += _parts(target)

@@ -22,7 +22,7 @@ from urllib.parse import unquote, urlsplit
 
 _INPUT = "/workspace/input"
 _OUTPUT = "/workspace/output"
-_MOST_TEXT = 1_000_000
+_MAX_TEXT = 1_000_000
 _LEGACY = ["setuptools>=40.8.0", "wheel"]
 """Build requirements of sources that name none."""
 
@@ -97,7 +97,7 @@ def _needs(wheel: str) -> dict[str, list[str]]:
     with zipfile.ZipFile(wheel) as packed:
         names = [name for name in packed.namelist() if name.endswith(".dist-info/METADATA") and name.count("/") == 1]
         with packed.open(names[0]) as stream:
-            metadata = BytesHeaderParser().parsebytes(stream.read(_MOST_TEXT))
+            metadata = BytesHeaderParser().parsebytes(stream.read(_MAX_TEXT))
     always = []
     here = []
     for text in metadata.get_all("Requires-Dist") or ():
@@ -131,14 +131,14 @@ def _pyproject(sources: str) -> str | None:
             for name in packed.namelist():
                 if name.count("/") == 1 and name.endswith("/pyproject.toml"):
                     with packed.open(name) as stream:
-                        return stream.read(_MOST_TEXT).decode()
+                        return stream.read(_MAX_TEXT).decode()
         return None
     with tarfile.open(sources) as archive:
         for member in archive:
             name = member.name.removeprefix("./")
             if member.isfile() and name.count("/") == 1 and name.endswith("/pyproject.toml"):
                 found = archive.extractfile(member)
-                return found.read(_MOST_TEXT).decode() if found is not None else None
+                return found.read(_MAX_TEXT).decode() if found is not None else None
     return None
 
 

@@ -25,7 +25,7 @@ _HIDES_ALL = ".wh..wh..opq"
 _DEEPEST = 100
 _LONGEST_NAME = 255
 _LONGEST_PATH = 3000
-_MOST_LINKS = 40
+_MAX_LINKS = 40
 _CHUNK = 1 << 20
 
 
@@ -168,7 +168,7 @@ class Layers:
             node = trail[-1].below.get(part)
             if node is not None and node.kind == "link":
                 links += 1
-                if links > _MOST_LINKS:
+                if links > _MAX_LINKS:
                     raise LayerError(f"links of {_quoted('/'.join(parts))} lead round in a circle")
                 trail = trail[:1] if node.target.startswith("/") else trail
                 rest += reversed(node.target.split("/"))

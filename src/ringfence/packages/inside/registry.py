@@ -21,8 +21,8 @@ _INPUT = "/workspace/input"
 _OUTPUT = "/workspace/output"
 _TRUSTED = f"{_INPUT}/trusted.pem"
 _SECONDS = 60
-_MOST_REDIRECTS = 5
-_MOST_TOKEN = 1_000_000
+_MAX_REDIRECTS = 5
+_MAX_TOKEN = 1_000_000
 _CHUNK = 1 << 20
 _TRIES = 3
 _PARAMETER = re.compile(r'([a-z]+)="([^"]*)"', re.IGNORECASE)
@@ -49,7 +49,7 @@ class _Client:
     def get(self, path: str, accept: str) -> Any:
         """An open response. Raises _Need."""
         first = url = self._order["origin"] + path
-        for _ in range(_MOST_REDIRECTS):
+        for _ in range(_MAX_REDIRECTS):
             headers = {"Accept": accept, "Accept-Encoding": "identity", "User-Agent": "ringfence"}
             if self._token and _origin(url) == self._order["origin"]:
                 headers["Authorization"] = f"Bearer {self._token}"
@@ -84,7 +84,7 @@ class _Client:
     def _fetched(self, url: str) -> str:
         try:
             with self._opener.open(url, timeout=_SECONDS) as answer:
-                reply = json.loads(answer.read(_MOST_TOKEN))
+                reply = json.loads(answer.read(_MAX_TOKEN))
         except urllib.error.HTTPError as answer:
             sys.exit(f"{url.partition('?')[0]} gives no token: {answer.code} {str(answer.reason)[:80]}")
         return str(reply.get("token") or reply.get("access_token") or "")

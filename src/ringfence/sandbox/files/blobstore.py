@@ -30,7 +30,7 @@ Owner = tuple[str, str]
 _LOCK = "lock"
 _NEW = "new"
 _LOOK_SECONDS = 0.01
-_MOST_SINGLE_SYNCS = 32
+_MAX_SINGLE_SYNCS = 32
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -216,7 +216,7 @@ class PieceWriter:
 
     def commit(self) -> None:
         """Sync all pieces and move them into place. Raises OSError."""
-        if len(self._waiting) > _MOST_SINGLE_SYNCS:
+        if len(self._waiting) > _MAX_SINGLE_SYNCS:
             _sync_all(self.new)
         else:
             for part in self._waiting.values():

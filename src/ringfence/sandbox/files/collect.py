@@ -26,8 +26,8 @@ OUTPUT = "/workspace/output"
 DEEPEST = 32
 LONGEST_PATH = 1024
 _CHUNK = 256 * 1024
-MOST_ENTRIES = 200_000
-MOST_REASONS = 1000
+MAX_ENTRIES = 200_000
+MAX_REASONS = 1000
 """Beyond this many, files that are left out are counted and no longer named."""
 
 Take = Callable[[int, int], None]
@@ -101,14 +101,14 @@ class _Collector:
         self.device = 0
         self._bytes_left = max_bytes
         self._max_files = max_files
-        self._entries_left = MOST_ENTRIES
+        self._entries_left = MAX_ENTRIES
         self._take = take
 
     def folder(self, folder: int, inside: tuple[str, ...], target: _Target | None) -> None:
         with os.scandir(folder) as entries:
             names = [entry.name for entry in islice(entries, self._entries_left + 1)]
         if len(names) > self._entries_left:
-            self._skip(inside, f"there are more than {MOST_ENTRIES} entries to look at")
+            self._skip(inside, f"there are more than {MAX_ENTRIES} entries to look at")
             return
         self._entries_left -= len(names)
         for name in sorted(names, key=os.fsencode):
@@ -168,7 +168,7 @@ class _Collector:
         self.files.append(FileFact("/".join((OUTPUT, *parts)), copy.size, copy.digest.hexdigest()))
 
     def _skip(self, parts: tuple[str, ...], reason: str) -> None:
-        if len(self.skipped) < MOST_REASONS:
+        if len(self.skipped) < MAX_REASONS:
             self.skipped["/".join((OUTPUT, *map(shown, parts)))] = reason
         else:
             self.unnamed += 1

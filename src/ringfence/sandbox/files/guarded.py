@@ -26,10 +26,10 @@ _IN_COMMON = ("config", "hooks", "modules", "worktrees")
 """The parts of a repository that git reads in the folder that `commondir` names."""
 _HEAD = re.compile(rb"ref:[ \t\n\r]*refs/|[0-9a-fA-F]{40}")
 _LONGEST_READ = 4096
-_MOST_LINKS = 40
-_MOST_ENTRIES = 1000
+_MAX_LINKS = 40
+_MAX_ENTRIES = 1000
 """Entries of guarded folders that are searched for links, in each mount, and links that are followed there."""
-_MOST_LOOKED_AT = 2000
+_MAX_LOOKED_AT = 2000
 """Entries whose state one look takes. A box decides how many there are, and others wait meanwhile: a folder with more
 counts as changed."""
 _DEEPEST = 12
@@ -147,7 +147,7 @@ def look(mounts: Sequence[Mount], held: Held) -> Seen:
     guards = _guards(mounts) if mounts else []
     if not guards:
         return Seen(held, {})
-    budget = _Budget(_MOST_LOOKED_AT)
+    budget = _Budget(_MAX_LOOKED_AT)
     found = ((item.at, _state(item, guards, held, budget)) for item in _survey(guards) if item.name not in FOLDERS)
     closed: dict[str, _State] = dict.fromkeys(_closed(guards), ((), ("closed",)))
     return Seen(held, {at: state for at, state in found if state is not None} | closed | dict(_repositories(guards)))
@@ -176,7 +176,7 @@ def planted(before: Seen, after: Seen) -> tuple[str, ...]:
 def _survey(guards: Sequence[Mount]) -> Iterator[_Item]:
     roots = [mount.host for mount in guards]
     for mount in guards:
-        entries, links = _Budget(_MOST_ENTRIES), _Budget(_MOST_ENTRIES)
+        entries, links = _Budget(_MAX_ENTRIES), _Budget(_MAX_ENTRIES)
         inner: list[_Item] = []
         for name, at, way in _ways(mount, guards):
             folder = way.end is not None and _is_folder(way.end)
@@ -263,7 +263,7 @@ def _walk(roots: Sequence[str], start: str, name: str) -> _Way:
             return _Way(tuple(links), (), None)
         elif rest and at not in roots:
             folders.append(at)
-        if len(links) > _MOST_LINKS:
+        if len(links) > _MAX_LINKS:
             return _Way(tuple(links), (), None)
     inside = any(within(at, root) for root in roots)
     return _Way(tuple(links), tuple(folders), at if inside else None)

@@ -37,7 +37,7 @@ PIECE = 4 * MIB
 ALONGSIDE = 256 * 1024
 """Smaller files are read directly: handing them to another thread would take longer."""
 WORKERS = min(4, os.cpu_count() or 1)
-_MOST_OPEN = 16
+_MAX_OPEN = 16
 
 Kind = Literal["file", "dir", "link", "other"]
 Keep = Callable[[bytes], str]
@@ -163,7 +163,7 @@ class _Reading:
             info = os.fstat(descriptor)
             self.budget.take(descriptor, info)
             if info.st_size >= ALONGSIDE:
-                self.drain(_MOST_OPEN)
+                self.drain(_MAX_OPEN)
                 self._pool = self._pool or ThreadPoolExecutor(WORKERS, "tree")
                 starts = range(0, info.st_size, PIECE)
                 pieces = [self._pool.submit(self._piece, descriptor, at, info.st_size) for at in starts]
@@ -283,7 +283,7 @@ class _Writing:
         self._way.append(_Folder(parts, descriptor, None if mounted else node.mode))
 
     def _write(self, node: TreeNode, name: str, folder: int) -> None:
-        self.drain(_MOST_OPEN)
+        self.drain(_MAX_OPEN)
         with acting_as(self.owner):
             descriptor = os.open(name, CREATE, 0o600, dir_fd=folder)
         under = _FileBeingWritten(node, descriptor, [])

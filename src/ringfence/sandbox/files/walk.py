@@ -29,8 +29,8 @@ from ringfence.sandbox.files.paths import (
     shown,
 )
 
-MOST_ENTRIES = 200_000
-_MOST_STEPS = 2_000_000
+MAX_ENTRIES = 200_000
+_MAX_STEPS = 2_000_000
 _DEEPEST_MOUNT = 3
 """Only the supervisor makes mounts, and not deep down."""
 _ATTEMPTS = 8
@@ -68,7 +68,7 @@ class Walk:
     """
 
     depth: int = DEEPEST
-    most: int = MOST_ENTRIES
+    most: int = MAX_ENTRIES
     lenient: bool = False
     enters: Callable[[WalkEntry], bool] = _everywhere
     owner: int | None = None
@@ -247,7 +247,7 @@ def _flatten(folder: int) -> None:
                 finally:
                     os.close(below)
         steps += len(names)
-        if steps > _MOST_STEPS:
+        if steps > _MAX_STEPS:
             raise refusal(
                 "changing", "the folder is filled as fast as it is emptied; pause the box, or stop what writes to it"
             )

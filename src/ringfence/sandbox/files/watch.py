@@ -22,9 +22,9 @@ from ringfence.core.record import dataclass
 from ringfence.sandbox.files.paths import DEEPEST, FOLDER, PART, beneath, full_path, opened, refusal, shown
 from ringfence.sandbox.files.walk import Walk
 
-MOST_FOLDERS = 1024
+MAX_FOLDERS = 1024
 """Watched by one watcher; each of them takes kernel memory."""
-MOST_TOLD = 10_000
+MAX_TOLD = 10_000
 """Reported of the contents that new folders have already, for each time that the kernel's queue is read."""
 
 Change = Literal["created", "modified", "removed", "renamed", "lost", "begun"]
@@ -130,7 +130,7 @@ class Watcher:
             except BlockingIOError:
                 await self._wait()
                 continue
-            self._left = MOST_TOLD
+            self._left = MAX_TOLD
             self._work = self._take(data)
         return self._changes.popleft()
 
@@ -212,9 +212,9 @@ class Watcher:
 
     def _watch(self, folder: int, path: Parts) -> Iterator[None]:
         """Watch an open folder, and those in it. Raises Refused and Unavailable where there are too many."""
-        if len(self._folders) >= MOST_FOLDERS or len(path) > DEEPEST:
+        if len(self._folders) >= MAX_FOLDERS or len(path) > DEEPEST:
             raise refusal(
-                "too_many", f"there are more than {MOST_FOLDERS} folders to watch; name one below, or watch it alone"
+                "too_many", f"there are more than {MAX_FOLDERS} folders to watch; name one below, or watch it alone"
             )
         watch = int(_libc.inotify_add_watch(self._inotify, f"/proc/self/fd/{folder}".encode(), ctypes.c_uint32(_MASK)))
         if watch < 0:

@@ -51,12 +51,12 @@ from ringfence.sandbox.files.tree import Kind, digest, kind_of, read_tree, tree_
 from ringfence.sandbox.files.walk import ReadBudget, Walk, WalkEntry, check_no_mount, remove_entry
 from ringfence.sandbox.files.watch import Watcher
 
-MOST_READ = 64 * MIB
+MAX_READ = 64 * MIB
 """For one `read`; longer files are streamed, or read in parts."""
-MOST_LISTED = 100_000
-_MOST_HASHED = 1024 * MIB
+MAX_LISTED = 100_000
+_MAX_HASHED = 1024 * MIB
 """Of a mount, whenever a person is asked about a step."""
-_MOST_NOTED = 2_000_000
+_MAX_NOTED = 2_000_000
 _LOOK = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _TEMPORARY = (("tmp",), ("var", "tmp"), ("dev", "shm"))
 """What leads to a box's folder for temporary files, where that is another one."""
@@ -169,10 +169,10 @@ class Workspace:
             raise refusal("bad_range", f"{path!r}: offset and length must not be negative")
         with self._reading(path) as (descriptor, size):
             wanted = max(0, size - offset) if length is None else length
-            if min(wanted, max(0, size - offset)) > MOST_READ:
-                text = f"{path!r} has {size} bytes, and one read gives {MOST_READ}; stream it, or read it in parts"
+            if min(wanted, max(0, size - offset)) > MAX_READ:
+                text = f"{path!r} has {size} bytes, and one read gives {MAX_READ}; stream it, or read it in parts"
                 raise refusal("too_large", text)
-            return b"".join(_pieces(descriptor, offset, min(wanted, MOST_READ), MIB))
+            return b"".join(_pieces(descriptor, offset, min(wanted, MAX_READ), MIB))
 
     def stream(self, path: str, chunk: int = MIB) -> Generator[bytes, None, None]:
         """A file of any size, up to the size it had when it was opened, which is when the first bytes are asked for."""
@@ -185,7 +185,7 @@ class Workspace:
             raise refusal("bad_depth", f"the depth must be 1 or more, not {depth}")
         parts = parts_of(path)
         with explaining(self.descriptor, path), self._folder(path) as folder, looking_as(self.owner):
-            walk = Walk(depth=depth, most=MOST_LISTED, lenient=True, enters=self._enters)
+            walk = Walk(depth=depth, most=MAX_LISTED, lenient=True, enters=self._enters)
             return [
                 _entry((*parts, *found.parts), found.info, _target(found.name, found.folder, found.info))
                 for found in walk.through(folder)
@@ -236,8 +236,8 @@ class Workspace:
             if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
                 return _noted((), os.fstat(descriptor)) + _whole_digest(descriptor)
             with suppress(Refused):
-                return tree_digest(read_tree(descriptor, budget=ReadBudget(_MOST_HASHED)))
-            found = Walk(most=_MOST_NOTED, lenient=True).through(descriptor)
+                return tree_digest(read_tree(descriptor, budget=ReadBudget(_MAX_HASHED)))
+            found = Walk(most=_MAX_NOTED, lenient=True).through(descriptor)
             return digest("\0".join(_noted(each.parts, each.info) for each in found).encode("utf-8", "surrogateescape"))
         finally:
             os.close(descriptor)
@@ -523,7 +523,7 @@ def _noted(parts: tuple[str, ...], info: os.stat_result) -> str:
 
 def _whole_digest(descriptor: int) -> str:
     info = os.fstat(descriptor)
-    if not stat.S_ISREG(info.st_mode) or info.st_size > _MOST_HASHED:
+    if not stat.S_ISREG(info.st_mode) or info.st_size > _MAX_HASHED:
         return ""
     whole = hashlib.sha256()
     for piece in _pieces(descriptor, 0, info.st_size, MIB):

@@ -27,8 +27,8 @@ from ringfence.core.sessions import OnShown, StepReport, Tell, discard_output, d
 from ringfence.sandbox.keeper.codec import Attachments, CodecError, unpack
 from ringfence.sandbox.keeper.process import KeeperLaunch, reachable, start_if_absent
 from ringfence.sandbox.keeper.protocol import (
-    MOST_AT_ONCE,
-    MOST_IN_SESSION,
+    MAX_AT_ONCE,
+    MAX_IN_SESSION,
     PROTOCOL,
     VALUE,
     VERBS,
@@ -66,7 +66,7 @@ class KeeperClient(SessionService):
         self._request_timeout = request_timeout
         self._connection: KeeperConnection | None = None
         self._opening = asyncio.Lock()
-        self._turns = asyncio.Semaphore(MOST_AT_ONCE)
+        self._turns = asyncio.Semaphore(MAX_AT_ONCE)
         self._lines: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         """Those who wait for a session, as long as there are any."""
 
@@ -145,7 +145,7 @@ class KeeperClient(SessionService):
             yield
             return
         session = str(given.get("id", ""))
-        line = self._lines.setdefault(session, asyncio.Semaphore(MOST_IN_SESSION))
+        line = self._lines.setdefault(session, asyncio.Semaphore(MAX_IN_SESSION))
         async with line, self._turns:
             yield
 

@@ -41,13 +41,13 @@ _ADDRESS_NAME = "address"
 _LIFE_LOCK = "lock"
 _START_LOCK = "starting"
 _LOG_NAME = "log"
-_MOST_LOG_BYTES = 1024 * 1024
+_MAX_LOG_BYTES = 1024 * 1024
 _PREDECESSOR_SECONDS = 15.0
 _START_TIMEOUTS = 20
 """A client waits so many times its own limit for another client that is starting the keeper."""
 _LONGEST_ADDRESS = 107
 """The kernel accepts no longer path for a socket."""
-_MOST_FILES = 65_536
+_MAX_FILES = 65_536
 _REACHABLE_SECONDS = 5.0
 
 
@@ -236,7 +236,7 @@ def _start(launch: KeeperLaunch, seconds: float) -> None:
 def _spawn(launch: KeeperLaunch, log_file: Path, ready: int) -> subprocess.Popen[bytes]:
     with storing("the keeper's log"):
         errors = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        if os.fstat(errors).st_size > _MOST_LOG_BYTES:
+        if os.fstat(errors).st_size > _MAX_LOG_BYTES:
             os.truncate(errors, 0)
     try:
         process = subprocess.Popen(
@@ -381,7 +381,7 @@ def _reset_inherited() -> None:
         signal.signal(number, signal.SIG_DFL)
     os.umask(0o022)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    most = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")

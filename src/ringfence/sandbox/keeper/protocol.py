@@ -36,9 +36,9 @@ _GENERATION = 4
 """Of the message format; the digest covers the types inside."""
 _NOT_SENT = frozenset(("close", "granted"))
 """Concerns the client's own connection, or one call of the client's."""
-MOST_AT_ONCE = 768
+MAX_AT_ONCE = 768
 """Requests of one client that work at the same time; its others wait in line, at the client."""
-MOST_IN_SESSION = 16
+MAX_IN_SESSION = 16
 """Of these, in one session: its steps wait for each other anyway, and those of other sessions wait for none of them."""
 
 
@@ -188,7 +188,7 @@ def _error(encoded: Any) -> RingfenceError | ValueError:
 
 AS_BEFORE = "as before"
 """In place of the isolation, if the session's last step had the same."""
-MOST_REMEMBERED = 256
+MAX_REMEMBERED = 256
 """The keeper relies on its client to remember this many sessions."""
 _SESSION = place(StepReport, "session")
 _CELL = place(StepReport, "cell")
@@ -208,7 +208,7 @@ class IsolationSent:
         if self._last.get(step.session) is isolation:
             done[_CELL][_REPORT][_ISOLATION] = AS_BEFORE
             return
-        if len(self._last) >= MOST_REMEMBERED:
+        if len(self._last) >= MAX_REMEMBERED:
             self._last.clear()
         self._last[step.session] = isolation
 
@@ -231,5 +231,5 @@ class IsolationReceived:
             self._last[session] = report[_ISOLATION]
         except (TypeError, LookupError):
             raise WireError("the answer to a step is malformed") from None
-        if len(self._last) > 2 * MOST_REMEMBERED:
+        if len(self._last) > 2 * MAX_REMEMBERED:
             del self._last[next(iter(self._last))]  # the keeper forgot it long ago

@@ -32,15 +32,15 @@ from ringfence.sandbox.sessions.service import SessionService
 
 log = logging.getLogger("ringfence.keeper")
 
-MOST_CLIENTS = 256
-MOST_REQUESTS = 1024
-"""Of one client at a time. Our own client sends at most `MOST_AT_ONCE` of those that work; most of the others wait for
+MAX_CLIENTS = 256
+MAX_REQUESTS = 1024
+"""Of one client at a time. Our own client sends at most `MAX_AT_ONCE` of those that work; most of the others wait for
 something, which costs little."""
 _HELLO_SECONDS = 10.0
 _GRACE_SECONDS = 5.0
 _LOOK_SECONDS = 1.0
 _AT_ONCE_SECONDS = 0.05
-_MOST_ID = 2**63
+_MAX_ID = 2**63
 _CHANNELS = {"stdout": STDOUT, "stderr": STDERR}
 
 
@@ -68,7 +68,7 @@ class KeeperServer:
 
     async def listen(self, bound: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        self._listeners.append(await loop.create_unix_server(self._accept, sock=bound, backlog=MOST_CLIENTS))
+        self._listeners.append(await loop.create_unix_server(self._accept, sock=bound, backlog=MAX_CLIENTS))
 
     async def serve(self) -> None:
         """Serve until it is idle or `leave` is called. Then end the remaining sessions."""
@@ -118,8 +118,8 @@ class KeeperServer:
         elif not system.same_network(process):
             log.warning("process %d was turned away: it is in a box or a container", process)
             _refuse(wire, "foreign_network", "this keeper serves programs of its own network, none in a box")
-        elif len(self._clients) >= MOST_CLIENTS:
-            text = f"the keeper serves {MOST_CLIENTS} clients already; close some, or try again later"
+        elif len(self._clients) >= MAX_CLIENTS:
+            text = f"the keeper serves {MAX_CLIENTS} clients already; close some, or try again later"
             _refuse(wire, "too_many_clients", text)
         else:
             client = ConnectedClient(self, wire)
@@ -195,7 +195,7 @@ class ConnectedClient:
             self._greet(message)
             return
         request = message.get("id")
-        if type(request) is not int or not 0 <= request < _MOST_ID:
+        if type(request) is not int or not 0 <= request < _MAX_ID:
             raise WireError("a message without a number")
         if "do" in message:
             self._begin(request, message, attachments)
@@ -250,8 +250,8 @@ class ConnectedClient:
     def _begin(self, request: int, message: Json, attachments: list[bytes]) -> None:
         if request in self.tasks:
             raise WireError("a number that is in use")
-        if len(self.tasks) >= MOST_REQUESTS:
-            text = f"this client has {MOST_REQUESTS} requests under way; wait for one of them"
+        if len(self.tasks) >= MAX_REQUESTS:
+            text = f"this client has {MAX_REQUESTS} requests under way; wait for one of them"
             busy = Unavailable("busy", text)
             busy.nothing_begun = True
             self._fail(request, busy)

@@ -18,8 +18,8 @@ from ringfence.core.box import MIB
 from ringfence.core.model import Json
 from ringfence.sandbox.keeper.codec import CodecError, from_json, to_json
 
-MOST_FRAME = 16 * MIB
-MOST_MESSAGE = 192 * MIB
+MAX_FRAME = 16 * MIB
+MAX_MESSAGE = 192 * MIB
 """With its attachments."""
 PIECE = 256 * 1024
 _MESSAGE = 1
@@ -111,7 +111,7 @@ class FrameConnection(asyncio.Protocol):
         try:
             while len(buffer) - at >= _HEAD.size:
                 length, kind = _HEAD.unpack_from(buffer, at)
-                if length > MOST_FRAME:
+                if length > MAX_FRAME:
                     raise WireError(f"a frame of {length} bytes")
                 end = at + _HEAD.size + length
                 if len(buffer) < end:
@@ -151,7 +151,7 @@ class FrameConnection(asyncio.Protocol):
         sizes = message.pop("sizes", [])
         if type(sizes) is not list or (sizes and ({*map(type, sizes)} != {int} or min(sizes) < 0)):
             raise WireError("attachments of no size")
-        if sum(sizes) > MOST_MESSAGE:
+        if sum(sizes) > MAX_MESSAGE:
             raise WireError(f"a message of {sum(sizes)} bytes")
         self._head = message
         self._sizes = deque(sizes)
@@ -202,8 +202,8 @@ class FrameConnection(asyncio.Protocol):
             attachments = [*attachments, to_json(message)]
             data = to_json({"large": True, "sizes": list(map(len, attachments))})
         size = sum(map(len, attachments))
-        if size > MOST_MESSAGE or len(data) > MOST_FRAME:
-            raise CodecError(f"{size} bytes are more than one message can carry, which is {MOST_MESSAGE}")
+        if size > MAX_MESSAGE or len(data) > MAX_FRAME:
+            raise CodecError(f"{size} bytes are more than one message can carry, which is {MAX_MESSAGE}")
         if self._transport is None or self._transport.is_closing():
             return 0
         if not attachments:

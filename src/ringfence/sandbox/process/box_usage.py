@@ -137,9 +137,9 @@ def reclaim(box: Box) -> None:
     and for filters."""
     if box.account.taken and not _any_shared(box):
         box.account.taken = 0
-    if box.account.watchers >= uncounted.MOST_WATCHERS:
+    if box.account.watchers >= uncounted.MAX_WATCHERS:
         box.account.watchers = sum(1 for _ in uncounted.instances(_inside(box)))
-    if box.account.filters >= uncounted.MOST_FILTERS:
+    if box.account.filters >= uncounted.MAX_FILTERS:
         box.account.filters = uncounted.filters(_inside(box))
 
 

@@ -18,8 +18,8 @@ from ringfence.core.record import dataclass
 from ringfence.sandbox.process.box import Box
 from ringfence.sandbox.process.box_usage import descendants, process_cpu_ms
 
-_LEAST_REPORTED_MS = 1.0
-_MOST_OPEN = 64
+_MIN_REPORTED_MS = 1.0
+_MAX_OPEN = 64
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class LateWork:
     def fact(self) -> dict[str, Any] | None:
         """The `late` fact; None where there is nothing to report."""
         out: dict[str, Any] = {}
-        if self.cpu_ms >= _LEAST_REPORTED_MS:
+        if self.cpu_ms >= _MIN_REPORTED_MS:
             out["cpu_ms"] = round(self.cpu_ms, 3)
         if self.tasks:
             out["tasks"] = self.tasks
@@ -179,7 +179,7 @@ class TaskTable:
             return known
         if known is not None:  # another task has its number by now, or none
             self._known.pop(tid).close()
-        task = _Task.seen(tid, keep=len(self._known) < _MOST_OPEN)
+        task = _Task.seen(tid, keep=len(self._known) < _MAX_OPEN)
         if task is not None:
             self._known[tid] = task
         return task

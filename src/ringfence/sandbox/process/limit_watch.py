@@ -17,7 +17,7 @@ from ringfence.sandbox.process.box import Box
 from ringfence.sandbox.process.box_usage import added_up, counted_memory, full, reclaim, worked
 from ringfence.sandbox.process.limits.pulse import Rhythm
 
-_MOST_LOOKED_AT = 2000
+_MAX_LOOKED_AT = 2000
 
 Termination = tuple[Ended, int | None, int | None, Limit | None]
 """Why something ended, its exit status or signal, and the limit that was the reason."""
@@ -156,7 +156,7 @@ def has_long_file(box: Box) -> bool:
     most = longest_file(box.limits)
     for name in box.written:
         with contextlib.suppress(OSError, KeyError, Refused):  # it is gone, or has more files than it is worth
-            entries = walk.Walk(most=_MOST_LOOKED_AT, lenient=True).through(box.descriptors[name])
+            entries = walk.Walk(most=_MAX_LOOKED_AT, lenient=True).through(box.descriptors[name])
             if any(stat.S_ISREG(found.info.st_mode) and found.info.st_size >= most for found in entries):
                 return True
     return False

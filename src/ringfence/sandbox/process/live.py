@@ -42,7 +42,7 @@ _STOPPED_SECONDS = 0.25
 """After which every process that was told to stop has stopped."""
 _PAUSE_LOOK_SECONDS = 5.0
 _MAPS_PIECE = 64 * 1024
-_MOST_MOVES = 3
+_MAX_MOVES = 3
 """So often a process may be found moving in a pause, for it may have been started just then."""
 
 
@@ -444,7 +444,7 @@ class LiveBox:
         ran = any(ticks > worked_before.get(task, -1) for task, ticks in worked_now.items()) if worked_before else False
         if moving or ran:
             moved += 1
-            if moved > _MOST_MOVES:
+            if moved > _MAX_MOVES:
                 self.box.trouble.append("it went on while it was paused")
                 self.box.kill()
                 return

@@ -24,8 +24,8 @@ from ringfence.core.record import dataclass
 from ringfence.sandbox.files import guarded
 from ringfence.sandbox.process.zygote import kernel
 
-MOST = 32
-_MOST_IN_ALL = 384
+MAX_MOUNTS = 32
+_MAX_IN_ALL = 384
 """Including what is held in them: more than there are names, so that one folder cannot have too many."""
 _SYSTEM = ("proc", "sys", "dev", "etc", "usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "run")
 _OURS = ("/workspace", "/workspace/output", "/workspace/tmp")
@@ -59,8 +59,8 @@ class Placed:
 
 def check(mounts: Sequence[Mount], trees: Iterable[str]) -> None:
     """Raises ValueError, with a sentence for a person, for mounts that are not possible."""
-    if len(mounts) > MOST:
-        raise ValueError(f"a box can have {MOST} mounts, not {len(mounts)}")
+    if len(mounts) > MAX_MOUNTS:
+        raise ValueError(f"a box can have {MAX_MOUNTS} mounts, not {len(mounts)}")
     trees = list(trees)
     for number, mount in enumerate(mounts):
         _check_place(mount.at)
@@ -103,7 +103,7 @@ def place(mounts: Sequence[Mount]) -> tuple[Placed, ...]:
     """The mounts as they are now, outermost first. Raises ValueError."""
     placed = {mount.at: _placed(mount) for mount in mounts}
     for hold in guarded.holds(mounts):
-        if len(placed) == _MOST_IN_ALL:
+        if len(placed) == _MAX_IN_ALL:
             break  # what is not held is checked when the box is over
         try:
             held = _placed(Mount(hold.host, hold.at, "rw" if hold.writable else "ro"))

@@ -30,7 +30,7 @@ _NAME_OF_LIBRARY = 14
 _FLAGS = 0x6FFFFFFB  # DT_SONAME, DT_FLAGS_1
 _IS_PROGRAM = 0x08000000  # DF_1_PIE
 _HEADER = 64
-_MOST_ENTRIES = 128
+_MAX_ENTRIES = 128
 _LONGEST = 4096
 _LARGEST_TABLE = 16384
 _BROKEN = (OSError, LookupError, struct.error, ValueError, OverflowError)
@@ -53,13 +53,13 @@ _MACHINE = re.compile(
 _VARIANT = re.compile(
     r"[-.](basic|tiny|small|huge|nox|gtk\d?|gnome|athena|motif|lucid|pgtk|x|x11|static|multiarch|minimal|dbg|debug|cgi|fpm)$"
 )
-_MOST_CUTS = 4
+_MAX_CUTS = 4
 SHELL = "/bin/sh"
 """It runs every command, so it is always there."""
 SEARCHED = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64")
 """Trees of the host that every box sees."""
-_MOST_LINKS = 40
+_MAX_LINKS = 40
 _FIRST_LINE = 256
 
 _Identity = tuple[int, int]
@@ -113,7 +113,7 @@ def _parts(descriptor: int, header: bytes) -> dict[int, tuple[int, int]]:
     """Program headers by kind: where the first of it is, and how long."""
     (offset,) = struct.unpack_from("<Q", header, 32)
     size, count = struct.unpack_from("<HH", header, 54)
-    if size != 56 or count > _MOST_ENTRIES:
+    if size != 56 or count > _MAX_ENTRIES:
         return {}
     found: dict[int, tuple[int, int]] = {}
     table = os.pread(descriptor, size * count, offset)
@@ -137,7 +137,7 @@ def runs_code(name: str) -> bool:
     if name.startswith(_PREFIXES):
         return True
     forms = {name}
-    for _ in range(_MOST_CUTS):
+    for _ in range(_MAX_CUTS):
         if not forms.isdisjoint(_NAMES):
             return True
         forms = {
@@ -188,13 +188,13 @@ def choose(programs: Programs, interpreter: str, trees: Sequence[str], given: Se
     stamp = tuple(os.stat(folder).st_mtime_ns for folder in folders)
     key = (programs, interpreter, tuple(trees), tuple(given), stamp)
     if key not in _known:
-        if len(_known) >= _MOST_KNOWN:
+        if len(_known) >= _MAX_KNOWN:
             _known.clear()
         _known[key] = _chosen(programs, folders, tuple(trees), tuple(given))
     return _known[key]
 
 
-_MOST_KNOWN = 64
+_MAX_KNOWN = 64
 _known: dict[tuple[object, ...], Choice] = {}
 _searched: dict[tuple[str, tuple[str, ...]], tuple[str, ...]] = {}
 
@@ -243,7 +243,7 @@ class _Finder:
             self._add(path)
 
     def _add(self, path: str) -> None:
-        for _ in range(_MOST_LINKS):
+        for _ in range(_MAX_LINKS):
             folder = os.path.realpath(os.path.dirname(path))
             base = os.path.basename(path)
             here = f"{folder}/{base}"
@@ -407,7 +407,7 @@ def _elsewhere(trees: tuple[str, ...], folders: tuple[str, ...]) -> tuple[str, .
     found: list[str] = []
     for tree in _outermost(trees):
         if (tree, folders) not in _searched:
-            if len(_searched) >= _MOST_KNOWN:
+            if len(_searched) >= _MAX_KNOWN:
                 _searched.clear()
             _searched[tree, folders] = tuple(_programs_below(tree, folders))
         found += _searched[tree, folders]

@@ -16,7 +16,7 @@ from ringfence.sandbox.files import collect
 
 EMPTY_FOLDER = 40
 """The size of an empty folder on tmpfs; each entry adds to it."""
-_MOST_FILES = 10_000
+_MAX_FILES = 10_000
 _MUCH = 1_000_000
 _FEW_FILES = 100
 _MAPS_AT_ONCE = 128 * 1024
@@ -135,7 +135,7 @@ class OutputFiles:
         made = self._mappings.made()
         return self._mappings.exist(most) if made is None else made != self._unmapped_since
 
-    def _seen(self, most: int = _MOST_FILES) -> _Look:
+    def _seen(self, most: int = _MAX_FILES) -> _Look:
         """The metadata of everything in it, up to `most`, without reading contents; empty where there is nothing."""
         if not left_any(self._workspace):
             return ()
@@ -159,7 +159,7 @@ class OutputFiles:
         look = self._seen()
         if made is None or (made != self._unmapped_since and self._mappings.exist(most)):
             made = _UNKNOWN
-        return _Found(look, made, *collected(self._workspace, None, max_bytes, _MOST_FILES))
+        return _Found(look, made, *collected(self._workspace, None, max_bytes, _MAX_FILES))
 
 
 def _is_little(look: _Look) -> bool:

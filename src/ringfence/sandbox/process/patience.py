@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 _LOOKS = 6
 """How often a process is looked at within the time that it may be idle."""
-_MOST = 20
+_MAX_FACTOR = 20
 """A process that uses this many times its idle time of processor time is looping, not slow."""
 _SLOWEST = 100.0
 IDLE_SECONDS = 30.0
@@ -68,7 +68,7 @@ class Patience:
         self.pause = seconds / _LOOKS
         """The time between two looks."""
         self._processes = processes
-        self._most = _MOST * seconds * 1e9
+        self._most = _MAX_FACTOR * seconds * 1e9
         self._idle = 0
         self._before = -1
 

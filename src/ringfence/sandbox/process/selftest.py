@@ -30,7 +30,7 @@ PROC_AT = ["/proc", "/proc/mounts"]
 _HIDDEN = ("cmdline", "diskstats", "interrupts", "kallsyms", "kcore", "modules", "partitions", "sys")
 _SIZES = ("meminfo", "cpuinfo", "stat", "loadavg", "uptime", "version", "filesystems", "mounts")
 """Files that tell how large the box is, and its mounts."""
-_MOST_PROCESSES = 9
+_MAX_PROCESSES = 9
 _SHOWN = 200
 
 PROGRAM = b"""
@@ -232,9 +232,9 @@ LOOKS: dict[str, Probe] = {
     ),
     "proc": Probe(
         "names in /proc that something is found at",
-        f"at most {_MOST_PROCESSES} processes, and nothing else",
+        f"at most {_MAX_PROCESSES} processes, and nothing else",
         lambda reported: reported["proc"],
-        lambda seen: len(seen) <= _MOST_PROCESSES and all(name.isdigit() for name in seen),
+        lambda seen: len(seen) <= _MAX_PROCESSES and all(name.isdigit() for name in seen),
     ),
     "input_read_only": Probe(
         "the file system of /workspace/input", "read-only", _flags("input"), lambda seen: seen == "read-only"

@@ -12,7 +12,7 @@ import stat
 from contextlib import suppress
 
 from ringfence.core.box import Shown
-from ringfence.sandbox.process.untrusted_reply import MOST_BYTES, Claims
+from ringfence.sandbox.process.untrusted_reply import MAX_BYTES, Claims
 
 _FOLDER = "tmp"
 _NAME = ".shown"
@@ -49,6 +49,6 @@ def _read(workspace: int) -> bytes:
         os.close(folder)
     try:
         found = os.fstat(file)
-        return os.pread(file, MOST_BYTES, 0) if stat.S_ISREG(found.st_mode) else b""
+        return os.pread(file, MAX_BYTES, 0) if stat.S_ISREG(found.st_mode) else b""
     finally:
         os.close(file)

@@ -22,7 +22,7 @@ _LATE_BYTES = 64 * 1024
 """What is kept of each stream that nobody waits for."""
 _LATE_SECONDS = 0.02
 """After a piece of late output that long nothing is read: nobody waits for it, and its writer may never stop."""
-_MOST_LATE = 8
+_MAX_LATE = 8
 """Pipes of steps that are over and still have writers. The oldest are closed: what runs in a box decides how long it
 holds one, and must not use up the supervisor's descriptors."""
 
@@ -188,7 +188,7 @@ class LateOutput:
         for descriptor, stream in pipes.items():
             self._open[descriptor] = stream
             self._hub.change(descriptor, partial(self._read_slowly, descriptor))
-        while len(self._open) > _MOST_LATE:
+        while len(self._open) > _MAX_LATE:
             self._close(next(iter(self._open)))
 
     def take(self) -> dict[Stream, Captured]:

@@ -13,7 +13,7 @@ from ringfence.core import canonical
 from ringfence.core.box import Shown
 from ringfence.core.sessions import Failure
 
-MOST_BYTES = 10 * 1024 * 1024
+MAX_BYTES = 10 * 1024 * 1024
 """An honest interpreter sends less about a cell."""
 _MESSAGE = 65_536
 _PER_CLAIM = 512
@@ -21,8 +21,8 @@ _PER_FORM = 256
 """The cost of reading and keeping a claim beyond its text: what an interpreter may say bounds our work for it."""
 _PER_PIECE = 128
 """That of a message that has nothing but a piece of a text."""
-_MOST_FORMS = 64
-_MOST_LEFT_OUT = 2**53
+_MAX_FORMS = 64
+_MAX_LEFT_OUT = 2**53
 _read = canonical.reader(**canonical.STRICT)
 _TEXT = frozenset((str,))
 _MIME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789!#$&-^_.+")
@@ -37,7 +37,7 @@ _OF_OTHERS = frozenset(("t", "id", "main", "data", "parts", "cut"))
 class Claims:
     """The claims about one cell; feed it every message that the interpreter sends."""
 
-    def __init__(self, cell: int, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, cell: int, most_bytes: int = MAX_BYTES) -> None:
         self.results: list[Shown] = []
         self.error: Failure | None = None
         self.done = False
@@ -108,7 +108,7 @@ class Claims:
         self._parts = self._announced(head.get("parts", []))
         names = self._texts.keys() | {name for name, _ in self._parts} if self._parts else self._texts
         count = len(self._texts) + len(self._parts)
-        if len(names) != count or count > _MOST_FORMS:
+        if len(names) != count or count > _MAX_FORMS:
             raise _NonsenseError("it gave a form twice, or too many")
         self._charge(_PER_FORM * count)
         self._head = head
@@ -165,7 +165,7 @@ class Claims:
     def _finish(self, head: dict[str, Any], *, is_late: bool) -> None:
         """`is_late`: it is about an earlier cell, which may have claimed before that it was done."""
         left_out = head.get("left_out", 0)
-        if type(left_out) is not int or not 0 <= left_out <= _MOST_LEFT_OUT:
+        if type(left_out) is not int or not 0 <= left_out <= _MAX_LEFT_OUT:
             raise _NonsenseError("it left out what cannot be counted")
         if is_late and isinstance(head.get("ok"), bool):
             return
@@ -199,9 +199,9 @@ def _texts(data: object) -> dict[str, str]:
 def _lengths(cut: object) -> dict[str, int]:
     if cut == {}:
         return {}
-    if not isinstance(cut, dict) or len(cut) > _MOST_FORMS:
+    if not isinstance(cut, dict) or len(cut) > _MAX_FORMS:
         raise _NonsenseError("it cut what is none")
-    if not all(_is_mime(mime) and type(size) is int and 0 <= size <= _MOST_LEFT_OUT for mime, size in cut.items()):
+    if not all(_is_mime(mime) and type(size) is int and 0 <= size <= _MAX_LEFT_OUT for mime, size in cut.items()):
         raise _NonsenseError("it cut what is none")
     return cut
 

@@ -47,7 +47,7 @@ _LOADED_FROM = ("PYTHONPATH", "NODE_PATH", "PERL5LIB", "RUBYLIB", "LD_LIBRARY_PA
 _COVERED = ("/workspace", "/tmp", "/var/tmp", "/dev", "/proc")  # noqa: S108 - as they are called in a box
 """Paths of an image that a box replaces by its own."""
 _ENV = ("/usr/bin/env", "/bin/env")
-_MOST_BESIDE = 100
+_MAX_BESIDE = 100
 _DEEPEST = 8
 """A limit for links and scripts that lead to each other."""
 
@@ -322,7 +322,7 @@ class _Search:
                     inner.append(entry)
                 else:
                     rest[folder + entry.removeprefix(real)] = entry
-        if len(rest) <= _MOST_BESIDE:
+        if len(rest) <= _MAX_BESIDE:
             self._found.files |= rest
             self._partly.add(folder)
         self._show_file(file)

@@ -16,7 +16,7 @@ from ringfence.core.box import BoxReport
 from ringfence.core.record import dataclass
 
 Kind = Literal["path", "network", "memory", "processes", "disk", "call"]
-_MOST = 5
+_MAX_HINTS = 5
 _READ_CHARACTERS = 16_384
 _IN_PATH = r"[^\s'\"`:,;)\]}]"
 _PATH = rf"['\"`]?(/{_IN_PATH}+)"
@@ -67,7 +67,7 @@ def diagnose(report: BoxReport, stderr: str) -> tuple[MissingGrant, ...]:
         found.setdefault(want.what, want)
     if not found and report.ended in ("signalled", "policy"):
         found = {want.what: want for want in _of_calls(report.denials)}
-    return tuple(found.values())[:_MOST]
+    return tuple(found.values())[:_MAX_HINTS]
 
 
 def _of_limits(report: BoxReport) -> Iterator[MissingGrant]:
@@ -90,11 +90,11 @@ def _of_words(stderr: str) -> Iterator[MissingGrant]:
             yield _mount(f"to see {path}", path, "ro")
     if _NO_NETWORK.search(stderr):
         hosts = dict.fromkeys(match[1] for pattern in _UNREACHED for match in pattern.finditer(stderr))
-        named = ", ".join(f'"{host}:443"' for host in list(hosts)[:_MOST] or ["HOST"])
-        text = f"a network that reaches {', '.join(list(hosts)[:_MOST])}" if hosts else "a network"
+        named = ", ".join(f'"{host}:443"' for host in list(hosts)[:_MAX_HINTS] or ["HOST"])
+        text = f"a network that reaches {', '.join(list(hosts)[:_MAX_HINTS])}" if hosts else "a network"
         line = f"network: NAME, and networks: {{NAME: {{allow: [{named}]}}}}"
         yield MissingGrant(
-            "network", text, line, " ".join(f"--allow {host}:443" for host in list(hosts)[:_MOST] or ["HOST"])
+            "network", text, line, " ".join(f"--allow {host}:443" for host in list(hosts)[:_MAX_HINTS] or ["HOST"])
         )
 
 

@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 
 _OUTPUT = "output"
 OUTPUT = f"{WORKSPACE}/{_OUTPUT}"
-_MOST_FILES = 10_000
-_MOST_TOLD = 1000
+_MAX_FILES = 10_000
+_MAX_TOLD = 1000
 _BLOCK = 4096
 
 
@@ -59,7 +59,7 @@ class Artifacts:
         self._kept: dict[str, _Kept] = {}
         self._bytes = 0
         self._uncounted = past
-        self._made_room: deque[str] = deque(maxlen=_MOST_TOLD)
+        self._made_room: deque[str] = deque(maxlen=_MAX_TOLD)
 
     @property
     def wanted(self) -> bool:
@@ -85,7 +85,7 @@ class Artifacts:
             try:
                 place = Path(os.path.realpath(self._folder)) / id_ / _OUTPUT
                 take = partial(self._take, mine)
-                return collect(output, place, max_bytes=max_bytes, max_files=_MOST_FILES, take=take)[1]
+                return collect(output, place, max_bytes=max_bytes, max_files=_MAX_FILES, take=take)[1]
             finally:
                 os.close(output)
                 with self._turn:

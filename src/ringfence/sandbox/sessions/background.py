@@ -13,8 +13,8 @@ from ringfence.core.model import Status
 from ringfence.core.record import dataclass
 from ringfence.core.sessions import ProcessLogs, ProcessState, StartedCommand, Tell, timestamp
 
-MOST_RUNNING = 16
-MOST_KEPT = 16
+MAX_RUNNING = 16
+MAX_KEPT = 16
 """How many exited processes can still be asked for, the latest ones."""
 CAPTURED_BYTES = 256 * 1024
 """Of each stream, by default: it is kept in the supervisor's memory, not in the box's."""
@@ -116,8 +116,8 @@ class Processes:
         return any(not process.is_over for process in self._processes.values())
 
     def check_room(self) -> None:
-        if sum(not process.is_over for process in self._processes.values()) >= MOST_RUNNING:
-            text = f"{MOST_RUNNING} commands run in the background already; wait for some, or end them"
+        if sum(not process.is_over for process in self._processes.values()) >= MAX_RUNNING:
+            text = f"{MAX_RUNNING} commands run in the background already; wait for some, or end them"
             raise Refused(Status.VALIDATION_FAILURE, "too_many", text)
 
     def add(
@@ -135,7 +135,7 @@ class Processes:
         self._processes[self._next] = process
         self._next += 1
         ended = [number for number, each in self._processes.items() if each.is_over]
-        for number in ended[: max(0, len(ended) - MOST_KEPT)]:
+        for number in ended[: max(0, len(ended) - MAX_KEPT)]:
             del self._processes[number]
         return process.info
 

@@ -9,7 +9,7 @@ from ringfence.core.box import MIB, Limits
 from ringfence.core.errors import Unavailable
 from ringfence.core.record import dataclass
 
-MOST_WAITING = 128
+MAX_WAITING = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Capacity:
         if not self._line and not self._lacking(self._inside, limits):
             self._inside[id_] = limits
             return
-        if len(self._line) >= MOST_WAITING:
+        if len(self._line) >= MAX_WAITING:
             raise self._full(limits)
         admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiting = (id_, limits, admitted)

@@ -25,8 +25,8 @@ from ringfence.sandbox.files.paths import WORKSPACE, full_path, parts_of, refusa
 from ringfence.sandbox.sessions.concurrency import BoundedLock
 
 DEFAULT = "default"
-MOST_CONTEXTS = 16
-MOST_WAITING = 32
+MAX_CONTEXTS = 16
+MAX_WAITING = 32
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _OUR_LIMITS = Limits(wall_seconds=10.0, output_bytes=65_536, capture_bytes=16_384)
 """For the line that the supervisor itself runs in an interpreter."""
@@ -74,12 +74,12 @@ class Contexts:
                     f"{quoted(name)} cannot be the name of a context; use letters, digits, '.', '_' and '-', 64 at most"
                 )
                 raise refusal("bad_context", text)
-            if len(self._contexts) >= MOST_CONTEXTS:
+            if len(self._contexts) >= MAX_CONTEXTS:
                 raise refusal(
-                    "too_many", f"session {self._session} has {MOST_CONTEXTS} contexts already; use one of them"
+                    "too_many", f"session {self._session} has {MAX_CONTEXTS} contexts already; use one of them"
                 )
             self._contexts[name] = Context(
-                name, BoundedLock(MOST_WAITING, f"context {name!r} of session {self._session}")
+                name, BoundedLock(MAX_WAITING, f"context {name!r} of session {self._session}")
             )
         return self._contexts[name]
 

@@ -25,8 +25,8 @@ from ringfence.sandbox.sessions.concurrency import UseCounter
 
 log = logging.getLogger(__name__)
 
-MOST_PORTS = 16
-_MOST_CONNECTIONS = 64
+MAX_PORTS = 16
+_MAX_CONNECTIONS = 64
 _CONNECT_SECONDS = 5.0
 _TRIES = 5
 _SILENCE_SECONDS = 60.0
@@ -62,8 +62,8 @@ class PortForwards:
         port = self._port(wanted)
         found = self._open.get(port)
         if found is None:
-            if len(self._open) >= MOST_PORTS:
-                raise refusal("too_many_ports", f"session {self._session} shows {MOST_PORTS} ports already")
+            if len(self._open) >= MAX_PORTS:
+                raise refusal("too_many_ports", f"session {self._session} shows {MAX_PORTS} ports already")
             found = self._open[port] = _Forward(
                 port, self._session, self._in_use, self._open_socket, self._peer, self._count
             )
@@ -173,7 +173,7 @@ class _Forward:
         assert task is not None
         self._connections.add(task)
         try:
-            if len(self._connections) <= _MOST_CONNECTIONS:
+            if len(self._connections) <= _MAX_CONNECTIONS:
                 with self._in_use:
                     await self._carry(reader, writer)
         except (OSError, Unavailable, asyncio.CancelledError):

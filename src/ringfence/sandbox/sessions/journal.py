@@ -29,8 +29,8 @@ from ringfence.sandbox.files.blobstore import private_folder, storing, try_lock,
 log = logging.getLogger(__name__)
 
 REMEMBERED_SECONDS = 86_400.0
-_MOST_REMEMBERED = 10_000
-_MOST_LINES = 20_000
+_MAX_REMEMBERED = 10_000
+_MAX_LINES = 20_000
 """Beyond this, sessions that can no longer be asked for are dropped from the file."""
 _SOON_SECONDS = 0.05
 
@@ -74,7 +74,7 @@ class SessionJournal:
             self.past[info.id] = info
             self._forget()
         self._append(line)
-        if self._lines > _MOST_LINES:
+        if self._lines > _MAX_LINES:
             with storing("the journal of sessions"):
                 self._rewrite()
 
@@ -157,7 +157,7 @@ class SessionJournal:
         oldest = (datetime.now(UTC) - timedelta(seconds=REMEMBERED_SECONDS)).isoformat()
         while self.past:
             id_, info = next(iter(self.past.items()))
-            if len(self.past) <= _MOST_REMEMBERED and (info.ended_at or "") >= oldest:
+            if len(self.past) <= _MAX_REMEMBERED and (info.ended_at or "") >= oldest:
                 return
             for known in (self.past, self._created, self._ended):
                 known.pop(id_, None)

@@ -51,8 +51,8 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 P = ParamSpec("P")
 ServeBy = Callable[[tuple[NetworkRule, ...], RemoteSecrets | None], Serve]
-MOST_FORKS = 64
-_MOST_METADATA = 64
+MAX_FORKS = 64
+_MAX_METADATA = 64
 _LONGEST_METADATA = 16_384
 _TIDY_SECONDS = 60.0
 _OUTPUT = ("workspace", "output")
@@ -450,8 +450,8 @@ class SessionManager:
 
     async def fork(self, owner: Owner, id: str, count: int) -> builtins.list[SessionInfo | ForkProblem]:
         """Open so many sessions that start as this one is now. Volumes that it writes to are read-only in them."""
-        if not 0 < count <= MOST_FORKS:
-            raise refusal("bad_count", f"a session can be forked into 1 to {MOST_FORKS} at a time, not {count}")
+        if not 0 < count <= MAX_FORKS:
+            raise refusal("bad_count", f"a session can be forked into 1 to {MAX_FORKS} at a time, not {count}")
         with WorkProgress():
             session = self.get(owner, id)
         snapshot = await session.take_snapshot(f"{FORK_PREFIX}{token_hex(8)}")
@@ -494,8 +494,8 @@ def _check(spec: SessionSpec) -> None:
     if spec.idle_seconds is not None:
         check_seconds("idle_seconds", spec.idle_seconds)
     texts = [*spec.metadata, *spec.metadata.values()]
-    if len(spec.metadata) > _MOST_METADATA or sum(map(len, texts)) > _LONGEST_METADATA:
-        text = f"metadata may have {_MOST_METADATA} entries and {_LONGEST_METADATA} characters"
+    if len(spec.metadata) > _MAX_METADATA or sum(map(len, texts)) > _LONGEST_METADATA:
+        text = f"metadata may have {_MAX_METADATA} entries and {_LONGEST_METADATA} characters"
         raise refusal("bad_spec", f"{text}, not {len(spec.metadata)} and {sum(map(len, texts))}")
 
 

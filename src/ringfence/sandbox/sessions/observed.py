@@ -12,10 +12,10 @@ from ringfence.core.sessions import StepOutput, UsageSample, timestamp
 
 FIRST_SECONDS = 5.0
 """Between two looks at a young session."""
-MOST_SAMPLES = 240
-_MOST_STEPS = 12
-_MOST_WORDS = 300
-_MOST_OUTPUT = 8_000
+MAX_SAMPLES = 240
+_MAX_STEPS = 12
+_MAX_WORDS = 300
+_MAX_OUTPUT = 8_000
 """Bytes of each stream of a step, the last ones. Twice as many as are shown: whoever shows them cuts once they are
 clean."""
 
@@ -27,7 +27,7 @@ class Observed:
         self.samples: list[UsageSample] = []
         self.seconds = FIRST_SECONDS
         """Until the next look."""
-        self._steps: deque[StepOutput] = deque(maxlen=_MOST_STEPS)
+        self._steps: deque[StepOutput] = deque(maxlen=_MAX_STEPS)
 
     @property
     def steps(self) -> tuple[StepOutput, ...]:
@@ -37,7 +37,7 @@ class Observed:
         """Note what it uses at a moment. Processor time never goes back, whatever was counted."""
         before = self.samples[-1].cpu_ms if self.samples else 0.0
         self.samples.append(UsageSample(at, max(before, cpu_ms), memory_bytes))
-        if len(self.samples) >= MOST_SAMPLES:
+        if len(self.samples) >= MAX_SAMPLES:
             self.samples = [*self.samples[:-1:2], self.samples[-1]]
             self.seconds *= 2
 
@@ -45,11 +45,11 @@ class Observed:
         """Keep the end of what a step wrote."""
         self._steps.append(
             StepOutput(
-                number, timestamp(), what[:_MOST_WORDS], report.ended, _end_of(report.stdout), _end_of(report.stderr)
+                number, timestamp(), what[:_MAX_WORDS], report.ended, _end_of(report.stdout), _end_of(report.stderr)
             )
         )
 
 
 def _end_of(captured: Captured) -> bytes:
     """The last bytes that were captured, which are the last that were written."""
-    return (captured.tail if captured.truncated else captured.head + captured.tail)[-_MOST_OUTPUT:]
+    return (captured.tail if captured.truncated else captured.head + captured.tail)[-_MAX_OUTPUT:]

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ringfence.egress.substitution import Cleaner, Substitute, Substitution
     from ringfence.secrets.redaction import SecretMatcher
 
-_MOST_WAITING = 256
+_MAX_WAITING = 256
 """Requests that may wait for one broker at the same time."""
 _ANSWER_SECONDS = 40.0
 """A command that prints a secret has thirty."""
@@ -83,7 +83,7 @@ class SecretBrokers:
         listening = self._brokers.get(broker_id)
         if listening is None:
             return _gone()
-        if len(listening.waiting) >= _MOST_WAITING:
+        if len(listening.waiting) >= _MAX_WAITING:
             return SubstitutionDenial("busy", "too many requests wait for secrets", failed=True)
         number = next(self._numbers)
         waiting: asyncio.Future[SubstitutionReply | SubstitutionDenial] = asyncio.get_running_loop().create_future()

@@ -67,7 +67,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _LAST_SIGNAL = 64
-_MOST_LISTED = 10
+_MAX_LISTED = 10
 _REASONS: dict[Why, str] = {
     "closed": "it was closed",
     "lifetime": "its lifetime was over",
@@ -499,7 +499,7 @@ class Session:
             return []
         most = self.spec.stay.limits.disk_bytes
         left_out = artifacts.keep(self.id, self.owner, self._workspace, most)
-        return [f"{path} was not kept: {why}" for path, why in list(left_out.items())[:_MOST_LISTED]]
+        return [f"{path} was not kept: {why}" for path, why in list(left_out.items())[:_MAX_LISTED]]
 
     # ── Steps ──
 

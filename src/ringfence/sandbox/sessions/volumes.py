@@ -58,7 +58,7 @@ _RECORD = "volume.json"
 _WRITER = "writer"
 _WHAT = "volume"
 _ALL_AGENTS = "*"
-_MOST_MOUNTS = 16
+_MAX_MOUNTS = 16
 _RESERVED = ("input", "output", "tmp")
 
 
@@ -308,8 +308,8 @@ class VolumeMounts:
 
     def take(self, volumes: Volumes, who: Owner, wanted: tuple[VolumeMount, ...]) -> tuple[Folder, ...]:
         """Open the volumes; returns the folders that the box needs for them."""
-        if len(wanted) > _MOST_MOUNTS:
-            raise refusal("too_many", f"a session can have {_MOST_MOUNTS} volumes, not {len(wanted)}")
+        if len(wanted) > _MAX_MOUNTS:
+            raise refusal("too_many", f"a session can have {_MAX_MOUNTS} volumes, not {len(wanted)}")
         try:
             return tuple(self._take_one(volumes, who, mount) for mount in wanted)
         except BaseException:

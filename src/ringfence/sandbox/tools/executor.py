@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ringfence.sandbox.tools.definition import Handler, Tool
 
 _LEVELS = ("none", "process", "gvisor", "microvm")
-_MOST_KNOWN = 10_000
+_MAX_KNOWN = 10_000
 
 
 class Executor:
@@ -384,7 +384,7 @@ class SessionExecutor:
         return self._known[session]
 
     def _learn(self, info: SessionInfo) -> None:
-        if len(self._known) >= _MOST_KNOWN:
+        if len(self._known) >= _MAX_KNOWN:
             self._known.clear()
         writes = info.keeps or any(mount.get("mode") == "rw" for mount in info.isolation.get("mounts") or ())
         sets_up = (info.isolation.get("template") or {}).get("setup") == "user"

@@ -17,7 +17,7 @@ from ringfence.core.quoting import quoted
 from ringfence.core.sessions import Within, Writing
 from ringfence.sandbox.tools.definition import COUNT, DIGEST, FILE, FLAG, ONE, TEXT, Changes, Tool, named
 from ringfence.sandbox.tools.resources import OUTPUT, TEMPLATE, address, as_text, located, type_of
-from ringfence.sandbox.tools.results import MOST_FILES, SPARE_BYTES, text
+from ringfence.sandbox.tools.results import MAX_FILES, SPARE_BYTES, text
 from ringfence.sandbox.tools.task import Task, bad, data_of, pieces_of
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ _WORKSPACE = "/workspace"
 _TEXT_BYTES = 200_000
 """The length of a text where the caller gives none."""
 _PIECE = MIB
-_MOST_LISTED = 1000
+_MAX_LISTED = 1000
 _DEEPEST = 8
-_MOST_PAST = 32
+_MAX_PAST = 32
 
 
 def _entry(entry: EntryInfo) -> Json:
@@ -54,7 +54,7 @@ async def list_files(task: Task) -> Answer:
         found = [await task.keeper.stat(task.owner, task.session, path)]
     else:
         found = list(await task.keeper.entries(task.owner, task.session, path, depth))
-    shown = found if task.wide else found[:MOST_FILES]
+    shown = found if task.wide else found[:MAX_FILES]
     lines = [f"{each.kind} {each.path}" + (f" ({each.bytes} bytes)" if each.kind == "file" else "") for each in shown]
     if len(shown) < len(found):
         lines.append(f"[{len(found) - len(shown)} more: list a folder of it]")
@@ -352,8 +352,8 @@ async def read_folder(task: Task) -> Answer:
 )
 async def write_folder(task: Task) -> Answer:
     facts = list(await task.keeper.unpack(task.owner, task.session, task.given["path"], pieces_of(task)))
-    result: Json = {"path": task.given["path"], "files": [fact.as_json() for fact in facts[:MOST_FILES]]}
-    return task.answer({**result, "count": len(facts)}, f"{len(facts)} files", given=facts[:MOST_FILES])
+    result: Json = {"path": task.given["path"], "files": [fact.as_json() for fact in facts[:MAX_FILES]]}
+    return task.answer({**result, "count": len(facts)}, f"{len(facts)} files", given=facts[:MAX_FILES])
 
 
 @Tool(
@@ -385,7 +385,7 @@ async def list_resources(task: Task) -> Answer:
         about["description"] = "A file that a session left in /workspace/output."
         return Answer({"resourceTemplates": [about]}, isolation=task.isolation)
     out: list[Json] = []
-    past = list(await task.keeper.past(task.owner))[-_MOST_PAST:]
+    past = list(await task.keeper.past(task.owner))[-_MAX_PAST:]
     for info in [*await task.keeper.list(task.owner), *reversed(past)]:
         if info.state == "starting" or (info.opened_by is None and not task.is_handed_over(info.id)):
             continue
@@ -396,7 +396,7 @@ async def list_resources(task: Task) -> Answer:
         except RingfenceError:
             continue  # it ended just now, nothing was kept, or the program in it put something else there
         for entry in found:
-            if entry.kind == "file" and len(out) < _MOST_LISTED:
+            if entry.kind == "file" and len(out) < _MAX_LISTED:
                 file: Json = {"uri": address(info.id, entry.path), "name": entry.path.removeprefix(f"{OUTPUT}/")}
                 out.append({**file, "size": entry.bytes, "description": f"left by session {info.id}"})
     return Answer({"resources": out}, isolation=task.isolation)

@@ -17,8 +17,8 @@ from ringfence.core.record import plain
 from ringfence.core.sessions import Failure, StepReport
 from ringfence.sandbox.tools import resources
 
-MOST_FILES = 1000
-MOST_LINKS = 20
+MAX_FILES = 1000
+MAX_LINKS = 20
 SPARE_BYTES = 1024
 """Of a result that has to be cut, this much is left for what the guard may add."""
 _ESCAPED = 12
@@ -98,7 +98,7 @@ def fitting(parts: ResultParts, most: int) -> tuple[ResultParts, Json]:
     for each in parts.shown:
         kept += sum(map(len, each.data.values()))
     kept += len(parts.error.traceback) + len(parts.error.value) if parts.error is not None else 0
-    if kept * _ESCAPED + len(report.files[:MOST_FILES]) * 5000 + SPARE_BYTES < most:
+    if kept * _ESCAPED + len(report.files[:MAX_FILES]) * 5000 + SPARE_BYTES < most:
         return parts, result  # the usual case, known without looking
     room = max(len(each.head + each.tail) for each in (out, err, report.late_stdout, report.late_stderr))
     while len(canonical.dumps(result)) > most - SPARE_BYTES:
@@ -167,7 +167,7 @@ def _result(parts: ResultParts) -> Json:
     report = parts.report
     stdout = report.stdout.text
     stderr = report.stderr.text
-    files = [fact.as_json() for fact in report.files[:MOST_FILES]]
+    files = [fact.as_json() for fact in report.files[:MAX_FILES]]
     structured: Json = {"stdout": stdout, "stderr": stderr, "exit_code": report.exit_status, "ended": report.ended}
     structured["files"] = files
     cut = parts.cut()
@@ -257,7 +257,7 @@ def _pointers(parts: ResultParts, cut: Mapping[Stream, Captured]) -> Iterator[Js
 
 
 def _links(session: str, files: list[Json]) -> Iterator[Json]:
-    for file in files[:MOST_LINKS]:
+    for file in files[:MAX_LINKS]:
         path = str(file["path"])
         name = path.rpartition("/")[2]
         yield {"type": "resource_link", "uri": resources.address(session, path), "name": name, "size": file["bytes"]}

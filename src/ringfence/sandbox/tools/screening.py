@@ -17,11 +17,11 @@ from typing import Any
 from ringfence.core.aio import in_thread
 from ringfence.core.box import Attached, BoxReport, Captured, FileFact, Shown, Stream
 from ringfence.core.sessions import CellReport, Failure, StepReport
-from ringfence.secrets.redaction import MOST_HELD, Redacted, RedactingStream, SearchedText, TenantRedactor, searched
+from ringfence.secrets.redaction import MAX_HELD, Redacted, RedactingStream, SearchedText, TenantRedactor, searched
 
 _OUTPUT = "/workspace/output/"
 _PIECE = 1 << 20
-_MOST_PROBLEMS = 5
+_MAX_PROBLEMS = 5
 _LONG = 100_000
 """A text that is longer is searched beside the loop."""
 
@@ -98,8 +98,8 @@ class OutputScreen:
     def around(self, patterns: Sequence[str] = ()) -> int:
         """How many bytes before and behind a page are searched with it."""
         if self._shown is None or self._shown.idle:
-            return MOST_HELD if patterns else 0
-        return max(MOST_HELD, min(self._shown.values.reach, _PIECE))
+            return MAX_HELD if patterns else 0
+        return max(MAX_HELD, min(self._shown.values.reach, _PIECE))
 
     @property
     def reach(self) -> int:
@@ -189,7 +189,7 @@ class OutputScreen:
             # Half a secret at either side of the gap is still half a secret. The same length is removed in every case:
             # how much is left must not reveal what it was.
             room = values.reach - 1
-            end = min(max(0, len(head) - room), values.begun(head, MOST_HELD))
+            end = min(max(0, len(head) - room), values.begun(head, MAX_HELD))
             clean_head = self.counted(values.within(head, 0, end))
             clean_tail = self.counted(values.within(tail, min(len(tail), room), len(tail)))
         if (clean_head, clean_tail) == (stream.head, stream.tail) or (whole and clean_head == head):
@@ -213,7 +213,7 @@ class OutputScreen:
     @property
     def around_file(self) -> int:
         """How many bytes before and behind a part of a file are searched with it."""
-        return 0 if self._kept is None or self._kept.idle else min(max(0, self._kept.values.reach - 1), MOST_HELD)
+        return 0 if self._kept is None or self._kept.idle else min(max(0, self._kept.values.reach - 1), MAX_HELD)
 
     def file(self) -> RedactingStream | None:
         """A stream for the bytes of one file; None where there is nothing to search for."""
@@ -239,7 +239,7 @@ class OutputScreen:
 
         files = await asyncio.to_thread(lambda: tuple(map(search, report.files)))
         report = report if files == report.files else replace(report, files=files)
-        return report, "; ".join(problems[:_MOST_PROBLEMS])
+        return report, "; ".join(problems[:_MAX_PROBLEMS])
 
     def _artifact(self, fact: FileFact, path: Path) -> FileFact:
         """Raises OSError."""

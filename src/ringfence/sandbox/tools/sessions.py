@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ringfence.sandbox.sessions.snapshots import Snapshot
     from ringfence.sandbox.sessions.volumes import Volume
 
-MOST_FORKS_PER_CALL = 32
+MAX_FORKS_PER_CALL = 32
 _SET_UP = CarriedCode("setup", "execute_python", "code")
 _VOLUMES: Json = {
     "type": "array",
@@ -72,8 +72,8 @@ _PORT: Json = {
     "description": "In the box, or its name in the contract.",
 }
 _VOLUME_BYTES = 1024 * MIB
-_MOST_PAST = 32
-_MOST_PAST_SHOWN = 10
+_MAX_PAST = 32
+_MAX_PAST_SHOWN = 10
 """To a model."""
 
 
@@ -175,7 +175,7 @@ async def list_sessions(task: Task) -> Answer:
     else:
         infos = list(await task.keeper.list(task.owner))
         if not task.wide or task.given.get("ended"):
-            infos += (await task.keeper.past(task.owner))[-(_MOST_PAST if task.wide else _MOST_PAST_SHOWN) :]
+            infos += (await task.keeper.past(task.owner))[-(_MAX_PAST if task.wide else _MAX_PAST_SHOWN) :]
         infos = [info for info in infos if task.wide or info.opened_by is not None or task.is_handed_over(info.id)]
     sessions = [session_json(info, wide=task.wide) for info in infos]
     return task.listing({"sessions": sessions}, "\n".join(map(_line, infos)) or "There are no sessions.")
@@ -207,7 +207,7 @@ async def snapshot_session(task: Task) -> Answer:
     Mode.WRITE,
     Changes.SET_UP,
     "Open several sessions that begin with the files of this one, not with its variables.",
-    {**ONE, "count": {"type": "integer", "minimum": 1, "maximum": MOST_FORKS_PER_CALL}},
+    {**ONE, "count": {"type": "integer", "minimum": 1, "maximum": MAX_FORKS_PER_CALL}},
     ("session", "count"),
     named("session", "sessions"),
     carries=_SET_UP,  # that of the session: it runs again in each

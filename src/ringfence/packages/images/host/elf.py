@@ -15,10 +15,10 @@ from ringfence.core.record import dataclass
 
 _DYNAMIC, _INTERPRETER, _LOAD = 2, 3, 1
 _NEEDED, _STRINGS, _RPATH, _RUNPATH, _END = 1, 5, 15, 29, 0
-_MOST_SEGMENTS = 1000
-_MOST_ENTRIES = 10_000
+_MAX_SEGMENTS = 1000
+_MAX_ENTRIES = 10_000
 _LONGEST = 4096
-_MOST_FILES = 20_000
+_MAX_FILES = 20_000
 _CONF = "/etc/ld.so.conf"
 _USUAL = ("/lib", "/usr/lib", "/lib64", "/usr/lib64")
 
@@ -77,7 +77,7 @@ class _Reader:
         (table,) = struct.unpack_from(f"{self._order}{'Q' if self._wide else 'I'}", head, at)
         (each,) = struct.unpack_from(f"{self._order}H", head, size)
         (most,) = struct.unpack_from(f"{self._order}H", head, count)
-        for number in range(min(most, _MOST_SEGMENTS)):
+        for number in range(min(most, _MAX_SEGMENTS)):
             entry = os.pread(self._descriptor, each, table + number * each)
             if self._wide:
                 what, _, place, address, _, length = struct.unpack_from(f"{self._order}IIQQQQ", entry)
@@ -87,7 +87,7 @@ class _Reader:
 
     def _entries(self, at: int, size: int) -> Iterator[tuple[int, int]]:
         form = f"{self._order}{'qQ' if self._wide else 'iI'}"
-        data = os.pread(self._descriptor, min(size, _MOST_ENTRIES * struct.calcsize(form)), at)
+        data = os.pread(self._descriptor, min(size, _MAX_ENTRIES * struct.calcsize(form)), at)
         for tag, value in struct.iter_unpack(form, data[: len(data) - len(data) % struct.calcsize(form)]):
             if tag == _END:
                 return
@@ -129,7 +129,7 @@ class Libraries:
         missing: set[str] = set()
         waiting = list(files)
         seen = set[str]()
-        while waiting and len(seen) < _MOST_FILES:
+        while waiting and len(seen) < _MAX_FILES:
             path = waiting.pop()
             if path in seen:
                 continue

@@ -40,7 +40,7 @@ LIMITING = ("memory", "pids", "cpu", "freezer")
 STALE_CACHE_BYTES = 8 * 1024 * 1024
 """A group that is used again gives back file cache beyond this much; below it that costs more than it is worth."""
 
-LEAST_PROCESSES = 2
+MIN_PROCESSES = 2
 """No box has fewer, so a lower peak need not be reset: the next one will be at least as high."""
 
 HANDLES = 128
@@ -310,7 +310,7 @@ class Group:
         renewed = self.paths
         if memory is not None and not memory.v2:
             counted = self.count()
-            crowded = (counted.pids_peak or 0) > LEAST_PROCESSES or counted.pids_denied
+            crowded = (counted.pids_peak or 0) > MIN_PROCESSES or counted.pids_denied
             renewed = (pids.path,) if pids is not None and pids.path != memory.path and crowded else ()
         # Opened anew: v1 repeats a list that was read a moment ago.
         if not renewed and not self.is_empty() and read(self.paths[0] + "/cgroup.procs"):

@@ -35,14 +35,14 @@ class CgroupFiles:
     """Files of one group that stay open, for so many groups at a time: opening one takes longer than reading it."""
 
     _groups = 0
-    MOST = 48
+    MAX_OPEN = 48
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, int], int] | None = None
 
     def keep(self) -> None:
         """Keep files open from now on, unless too many groups do."""
-        if self._open is None and CgroupFiles._groups < CgroupFiles.MOST:
+        if self._open is None and CgroupFiles._groups < CgroupFiles.MAX_OPEN:
             self._open = {}
             CgroupFiles._groups += 1
 

@@ -51,7 +51,7 @@ NEEDED_FILES = {
     (True, "freezer"): "cgroup.freeze",
     (True, "kill"): "cgroup.kill",
 }
-MOST_FOLDERS = 20_000
+MAX_FOLDERS = 20_000
 """A sweep looks at no more; other programs may have many cgroups."""
 
 _GROUP = re.compile(r"ringfence-(\d{1,10})-(\d{1,20})\.(\d{1,20})-([A-Za-z0-9_.-]{1,64})")
@@ -547,7 +547,7 @@ def left_behind(mount: str) -> Iterator[str]:
     waiting = [mount]
     looked_at = 0
     alive: dict[GroupOwner, bool] = {}  # a keeper of many sessions has made many groups, and is looked at once
-    while waiting and looked_at < MOST_FOLDERS:
+    while waiting and looked_at < MAX_FOLDERS:
         looked_at += 1
         folder = waiting.pop()
         try:

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 __builtins__ = display.BUILTINS  # type: ignore[assignment]
 
 MIME = "application/vnd.ringfence.chart+json"
-_MOST_POINTS = 10_000
+_MAX_POINTS = 10_000
 """Of all series of one figure; the rest is left out, and the chart says `truncated`."""
-_MOST_AXES = 64
-_MOST_TICKS = 200
+_MAX_AXES = 64
+_MAX_TICKS = 200
 _CLOSED = 5
 """Points of a box that is drawn as a line."""
 
@@ -34,7 +34,7 @@ def forms(figure: Any) -> dict[str, str]:
 
 def chart_text(figure: Any) -> str | None:
     """The chart of a figure as JSON; None if it has none."""
-    axes = list(figure.axes)[:_MOST_AXES]
+    axes = list(figure.axes)[:_MAX_AXES]
     if not axes:
         return None
     budget = _Budget()
@@ -51,7 +51,7 @@ def chart_text(figure: Any) -> str | None:
 
 class _Budget:
     def __init__(self) -> None:
-        self.left = _MOST_POINTS
+        self.left = _MAX_POINTS
 
     def take(self, values: Iterable[Any]) -> list[Any]:
         found = list(values)
@@ -98,8 +98,8 @@ def _ticks(axes: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for side in "xy":
         axis = axes.xaxis if side == "x" else axes.yaxis
-        ticks = list(axis.get_ticklocs())[:_MOST_TICKS]
-        labels = [label.get_text() for label in axis.get_ticklabels()[:_MOST_TICKS]]
+        ticks = list(axis.get_ticklocs())[:_MAX_TICKS]
+        labels = [label.get_text() for label in axis.get_ticklabels()[:_MAX_TICKS]]
         found[f"{side}_ticks"] = [_coordinate(tick, axis) for tick in ticks]
         found[f"{side}_tick_labels"] = labels
         found[f"{side}_scale"] = _scale(axis)

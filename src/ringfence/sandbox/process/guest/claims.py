@@ -35,7 +35,7 @@ _PER_FORM = 256
 """Their cost beyond their texts: the supervisor has to keep them."""
 _MARKER = 128
 """Bytes for the note that a text was cut."""
-MOST = {"name": 200, "value": 65_536, "traceback": 262_144}
+MAX_LENGTHS = {"name": 200, "value": 65_536, "traceback": 262_144}
 """Characters of an error."""
 
 
@@ -104,7 +104,7 @@ def described(exc: BaseException, cell: str, ours: frozenset[str]) -> dict[str, 
 def shortened(error: dict[str, str]) -> dict[str, str]:
     found = {}
     for name, text in error.items():
-        half = MOST[name] // 2
+        half = MAX_LENGTHS[name] // 2
         many = len(text)
         found[name] = (
             text if many <= 2 * half else f"{text[:half]}\n… [cut: {many:,} characters] …\n{text[many - half :]}"
@@ -132,4 +132,4 @@ def barely_described(exc: BaseException) -> dict[str, str]:
 
 def _name(exc: BaseException) -> str:
     # Without asking the type itself, which may be anything.
-    return str(type.__getattribute__(type(exc), "__name__"))[: MOST["name"]]
+    return str(type.__getattribute__(type(exc), "__name__"))[: MAX_LENGTHS["name"]]

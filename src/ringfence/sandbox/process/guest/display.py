@@ -30,8 +30,8 @@ _METHODS = (
     ("_repr_javascript_", "application/javascript"),
 )
 _TEXT_ALONE = frozenset((int, float, complex, bool, str, bytes, bytearray, tuple, set, frozenset, type, range))
-_MOST_FORMS = 32
-_MOST_JSON = 1_000_000
+_MAX_FORMS = 32
+_MAX_JSON = 1_000_000
 """Characters. A value whose text is longer is not also written as JSON."""
 _MIME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789!#$&-^_.+")
 _PARAMETERS = _MIME | frozenset('=; "')
@@ -46,7 +46,7 @@ def forms(value: object, figures: Figures) -> dict[str, str]:
     if kind in _TEXT_ALONE:
         return found
     if kind is dict or kind is list:
-        if len(found["text/plain"]) <= _MOST_JSON and (text := _json_text(value)) is not None:
+        if len(found["text/plain"]) <= _MAX_JSON and (text := _json_text(value)) is not None:
             found["application/json"] = text
         return found
     if figures.is_one(value):
@@ -66,7 +66,7 @@ def bundle(given: Any) -> dict[str, str]:
     if not isinstance(given, dict):
         return {}
     found = {}
-    for mime, value in list(given.items())[:_MOST_FORMS]:
+    for mime, value in list(given.items())[:_MAX_FORMS]:
         if _is_mime(mime) and value is not None and (text := _as_text(mime, value, "a bundle")) is not None:
             found[mime] = text
     return found

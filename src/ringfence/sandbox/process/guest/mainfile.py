@@ -31,7 +31,7 @@ __builtins__ = BUILTINS  # type: ignore[assignment]
 FUTURE = 0x1FE0000
 """The code flags that `from __future__ import` sets."""
 SPAWN = "multiprocessing.spawn"
-_MOST_DEEP = 100
+_MAX_DEEP = 100
 _DEFINITIONS = ("Import", "ImportFrom", "FunctionDef", "AsyncFunctionDef", "ClassDef", "TypeAlias")
 _HARMLESS = frozenset(
     {
@@ -165,7 +165,7 @@ def _is_value(node: Any, depth: int = 0) -> bool:
     kind = type(node).__name__
     if kind == "Lambda" or node is None:
         return True
-    if depth > _MOST_DEEP or kind in ("Await", "Yield", "YieldFrom", "NamedExpr"):
+    if depth > _MAX_DEEP or kind in ("Await", "Yield", "YieldFrom", "NamedExpr"):
         return False
     if kind == "Call" and getattr(node.func, "id", getattr(node.func, "attr", "")) not in _HARMLESS:
         return False

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __builtins__ = display.BUILTINS  # type: ignore[assignment]
 
 PLACE = "/workspace/tmp/.shown"
-_MOST_BYTES = 8 * 1024 * 1024
+_MAX_BYTES = 8 * 1024 * 1024
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -27,7 +27,7 @@ class Once(display.Notebook):
         """`paths` are where modules of the standard library are found; `process` is the one that may show something."""
         super().__init__(names)
         self._process = process
-        self._left = _MOST_BYTES
+        self._left = _MAX_BYTES
         display.remember_paths(paths)
 
     def answer(self, value: object) -> None:

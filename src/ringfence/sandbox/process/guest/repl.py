@@ -54,7 +54,7 @@ _PEEKED = bytearray(1)
 _NO_VALUE = object()
 _IN_A_ROW = 1000
 _HELD = 4096
-_MOST_KEPT = 4 * 1024 * 1024
+_MAX_KEPT = 4 * 1024 * 1024
 """Bytes of source that are kept for tracebacks; the oldest cells are forgotten first."""
 _STREAM_NAMES = ("stdout", "stderr")
 
@@ -468,7 +468,7 @@ class Sources:
         self._size += len(source) - len(self._kept.pop(name, b""))
         self._kept[name] = source
         self._put(name, source)
-        while self._size > _MOST_KEPT and len(self._kept) > 1:
+        while self._size > _MAX_KEPT and len(self._kept) > 1:
             oldest = next(iter(self._kept))
             self._size -= len(self._kept.pop(oldest))
             self._python.pop(oldest, None)

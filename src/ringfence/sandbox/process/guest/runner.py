@@ -37,7 +37,7 @@ else:
 write_out_c = ctypes.pythonapi.fflush
 FRAMES = 1 if sys.version_info >= (3, 12) else 2
 """Our frames below the program's own; its recursion limit is raised by as many. 3.11 also counts calls of `exec`."""
-_MOST_SPLIT = 262_144
+_MAX_SPLIT = 262_144
 """Bytes; the last expression of a longer program is a statement like any other."""
 
 
@@ -91,7 +91,7 @@ class GuestProgram:
         return self
 
     def code(self) -> CodeType:
-        if self._cell is None or len(self._source) > _MOST_SPLIT:
+        if self._cell is None or len(self._source) > _MAX_SPLIT:
             return compile(self._source, self._shown, "exec", dont_inherit=True)
         try:
             return self._split(self._source)

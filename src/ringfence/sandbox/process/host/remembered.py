@@ -24,7 +24,7 @@ from ringfence.sandbox.process.host.capabilities import Tested
 
 NAME = "selftest.json"
 KEPT_SECONDS = 3600.0
-_MOST_BYTES = 65536
+_MAX_BYTES = 65536
 _CODE = os.path.dirname(os.path.dirname(__file__))
 _SPACES = ("user", "pid", "mnt", "ipc", "uts", "net", "cgroup")
 _FILES = (
@@ -52,7 +52,7 @@ def recall(folder: Path, grounds: str) -> Tested | None:
             info = os.fstat(descriptor)
             if not stat.S_ISREG(info.st_mode) or system.stranger(info) or system.open_to_others(info, 0o077):
                 return None
-            kept = json.loads(file.read(_MOST_BYTES))
+            kept = json.loads(file.read(_MAX_BYTES))
         age = system.uptime() - kept["uptime"]
         if boot is None or kept["boot"] != boot or kept["grounds"] != grounds or not 0 <= age <= KEPT_SECONDS:
             return None

@@ -35,9 +35,9 @@ _OPEN = ("01", "08")
 """The states of a connection whose own end was not closed, as /proc names them."""
 _LOCK_BYTES = 256
 _FEW_LOCKS = 1000
-_MOST_LOCKS = 5000
+_MAX_LOCKS = 5000
 """In one box: no honest program has as many."""
-_MOST_LISTED = 100_000
+_MAX_LISTED = 100_000
 """The most entries of the host's list that are read. A box that hides behind as many locks of others needs twenty
 other boxes for it."""
 _LOCKS_SECONDS = 0.2
@@ -50,9 +50,9 @@ _BREATH = 3.0
 _WATCH_BYTES = 1024
 """About 200 in truth. They count for more, so that few have to be read before a box has too many."""
 _FEW_WATCHERS = 8
-MOST_WATCHERS = 256
+MAX_WATCHERS = 256
 """Epoll instances of one box, where nothing else limits what they hold."""
-MOST_FILTERS = 32
+MAX_FILTERS = 32
 """Filters for system calls that the programs of one box have installed at the same time."""
 _READ_BYTES = 1 << 18
 _REST = 20.0
@@ -180,14 +180,14 @@ class Locks:
             return 0
         words = [b"%d" % pid for pid in pids()]
         count = sum(max(self._now.get(word, 0), self._before.get(word, 0)) for word in words)
-        return count * _LOCK_BYTES if count < _MOST_LOCKS else max(count * _LOCK_BYTES, limit + 1)
+        return count * _LOCK_BYTES if count < _MAX_LOCKS else max(count * _LOCK_BYTES, limit + 1)
 
     def _read_on(self, until: float) -> bool:
         """Read a piece of the list, and tell whether there is more."""
         try:
             if self._list is None:
                 self._list = os.open(self._path, os.O_RDONLY)
-            while self._listed < _MOST_LISTED and (page := os.read(self._list, _READ_BYTES)):
+            while self._listed < _MAX_LISTED and (page := os.read(self._list, _READ_BYTES)):
                 self._count(page)
                 if time.monotonic() >= until:
                     return True

@@ -15,7 +15,7 @@ import struct
 import time
 from collections.abc import Callable
 
-from ringfence.sandbox.process.limits.uncounted import MOST_FILTERS, MOST_WATCHERS
+from ringfence.sandbox.process.limits.uncounted import MAX_FILTERS, MAX_WATCHERS
 from ringfence.sandbox.process.seccomp import filter, verdicts
 
 _RECEIVE = 0xC0502100  # _IOWR('!', 0, struct seccomp_notif)
@@ -96,18 +96,18 @@ class Account:
 
     def watch(self) -> bool:
         """Whether there may be one more epoll instance."""
-        if self.watchers >= MOST_WATCHERS:
+        if self.watchers >= MAX_WATCHERS:
             self._reclaim()
-        if self.watchers >= MOST_WATCHERS:
+        if self.watchers >= MAX_WATCHERS:
             return False
         self.watchers += 1
         return True
 
     def filter(self) -> bool:
         """Whether a program may install one more filter."""
-        if self.filters >= MOST_FILTERS:
+        if self.filters >= MAX_FILTERS:
             self._reclaim()
-        if self.filters >= MOST_FILTERS:
+        if self.filters >= MAX_FILTERS:
             return False
         self.filters += 1
         return True

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _SPACES = kernel.NEWUSER | kernel.NEWNS | kernel.NEWIPC | kernel.NEWUTS | kernel.NEWNET | kernel.NEWCGROUP
 _FREEZE_AFTER = 8
 """Boxes. After so many, more are likely to come."""
-_MOST_SITES = 16
+_MAX_SITES = 16
 _USUAL = (
     "bisect",
     "collections",
@@ -319,7 +319,7 @@ class Zygote:
         key = marshal.dumps((order["shape"], order["without"], entrances, fresh, covers))
         site = self._sites.get(key)
         if site is None:
-            if len(self._sites) >= _MOST_SITES:
+            if len(self._sites) >= _MAX_SITES:
                 self._sites.clear()
             site = confine.BuildSite(order["shape"], box.spaces & ~kernel.NEWPID, entrances)
             site.filter = self._filter

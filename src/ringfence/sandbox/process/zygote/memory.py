@@ -35,7 +35,7 @@ else:
     CodeType = type((lambda: None).__code__)  # `types` would have to be loaded
 
 _PAGE = resource.getpagesize()
-_MOST = 2048
+_MAX_PAGES = 2048
 """Pages. They are copied for every box, so too many would cost more than they save."""
 _PRESENT = 1 << 63
 _OF_FILE = 1 << 61
@@ -133,7 +133,7 @@ class Pins:
                 return False
             pages = self._found()
             self._dismiss()
-            if len(self._held) + len(pages) > _MOST:
+            if len(self._held) + len(pages) > _MAX_PAGES:
                 return False
             _pin(pages)
         except Exception:  # any failure only means that boxes get no cheaper
