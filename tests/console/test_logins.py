@@ -27,7 +27,7 @@ def _token(text: str) -> IssuedToken:
 async def test_who_logs_in_again_and_again_ends_their_own_logins_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logins, "_MOST", 4)
+    monkeypatch.setattr(logins, "_MAX_LOGINS", 4)
     with Store.open(tmp_path / "state", load_or_create(tmp_path / "keys")) as store:
         people = {name: Person(name) for name in ("bob", "dora")}
         gateway: Any = SimpleNamespace(store=store, tokens=_token, people=lambda: people, account="t")

@@ -242,7 +242,7 @@ def test_chains_that_are_still_written_to_are_named_at_a_pace_of_their_own(
 def test_one_record_names_so_many_and_the_next_the_others(
     folder: Path, keys: Keys, report: Callable[[], Verification], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(naming, "MOST", 3)
+    monkeypatch.setattr(naming, "MAX_NAMES", 3)
     for store in [Store.open(folder, keys) for _ in range(9)]:
         crash(store)
     gateway = Store.open(folder, keys)  # closes them all

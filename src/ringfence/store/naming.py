@@ -19,7 +19,7 @@ from ringfence.audit.chain import CLOSED, ENDS, OPENED, is_chain_name, named_by
 from ringfence.core import canonical
 from ringfence.core.model import Json
 
-MOST = 64
+MAX_NAMES = 64
 """Ends that one record names; the next names more."""
 ENDED_SECONDS = 5.0
 """How often a process that runs names chains that ended."""
@@ -47,7 +47,7 @@ def unnamed(connection: sqlite3.Connection, own: str, *, live: bool) -> list[Jso
     """
     ends: list[Json] = []
     for name, settled, named in connection.execute(_UNNAMED, (0 if live else 1, own)).fetchall():
-        if len(ends) == MOST:
+        if len(ends) == MAX_NAMES:
             break
         row = connection.execute(_LAST, (name,)).fetchone() if is_chain_name(name) else None
         # We never leave a chain without records, or columns of other types: another program did.
@@ -105,7 +105,7 @@ class Naming:
         if not live and not (self._ended and now >= self._ended_at):
             return []
         ends = unnamed(connection, own, live=live)
-        self._put = (live, len(ends) == MOST)
+        self._put = (live, len(ends) == MAX_NAMES)
         return ends
 
     def kept(self) -> None:

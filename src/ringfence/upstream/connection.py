@@ -47,7 +47,7 @@ MAX_DEFINITIONS = 1_000
 """Tools, and prompts, that one server may list: ten times what a model can choose from."""
 _MAX_LISTED = 10_000
 """Resources, and their templates: a client reads them as one list, and each of its entries is checked."""
-_MOST = {
+_MAX_LENGTHS = {
     "tools": MAX_DEFINITIONS,
     "prompts": MAX_DEFINITIONS,
     "resources": _MAX_LISTED,
@@ -199,7 +199,7 @@ class Connection:
 
     async def list_all(self, method: str, key: str, exchange: InFlight | None = None) -> list[Json]:
         """Every page of a listing, which has a bound whatever it lists. Raises Unavailable."""
-        most = _MOST[key]
+        most = _MAX_LENGTHS[key]
         quiet = exchange or InFlight(ask=self._unowned, tell=_nowhere)
         out: list[Json] = []
         size = 0

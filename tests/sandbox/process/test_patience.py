@@ -81,7 +81,7 @@ async def test_a_process_that_waits_for_a_core_is_waited_for(monkeypatch: pytest
 
 
 async def test_a_process_that_goes_round_in_circles_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "_MOST", 0)
+    monkeypatch.setattr(patience, "_MAX_FACTOR", 0)
     with pytest.raises(TimeoutError):
         await patience.while_they_work(future(), lambda: (os.getpid(),), 0.6)
 

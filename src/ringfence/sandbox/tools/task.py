@@ -25,7 +25,7 @@ _NOTHING = Attached()
 _NO_ROUTE = Route()
 _FROM_NONE = FromSnapshot()
 _PIECE = MIB
-_MOST = 64 * MIB
+_MAX_SENT = 64 * MIB
 _METADATA_SHOWN = 200
 
 
@@ -201,8 +201,8 @@ def _changed() -> Refused:
 
 async def data_of(task: Task) -> bytes:
     """Read all of it at once. Raises Refused where it does not match its digest."""
-    if task.given["data"]["bytes"] > _MOST:
-        raise Refused(Status.VALIDATION_FAILURE, "too_large", f"no more than {_MOST} bytes can be sent at once")
+    if task.given["data"]["bytes"] > _MAX_SENT:
+        raise Refused(Status.VALIDATION_FAILURE, "too_large", f"no more than {_MAX_SENT} bytes can be sent at once")
     return b"".join([piece async for piece in pieces_of(task)])
 
 
