@@ -17,7 +17,7 @@ from ringfence.core.errors import Unavailable
 from ringfence.packages.install import Fetched, checked_npm, checked_pypi, npm_programs
 from ringfence.packages.install_boxes import check_names, missing_pin
 
-MOST = 1_000_000
+MAX_BYTES = 1_000_000
 DATA = b"an archive"
 SHA512 = hashlib.sha512(DATA)
 INTEGRITY = "sha512-" + base64.b64encode(SHA512.digest()).decode()
@@ -30,7 +30,7 @@ def npm(folder: Path, entries: Any, files: dict[str, bytes] | None = None) -> Fe
     (folder / "package-lock.json").write_text(json.dumps({"packages": entries}))
     for name, data in (files if files is not None else {f"sha512-{SHA512.hexdigest()}.tgz": DATA}).items():
         (folder / "files" / name).write_bytes(data)
-    return checked_npm(folder, MOST)
+    return checked_npm(folder, MAX_BYTES)
 
 
 def pypi(folder: Path, install: Any, files: dict[str, bytes] | None = None) -> Fetched:
@@ -38,7 +38,7 @@ def pypi(folder: Path, install: Any, files: dict[str, bytes] | None = None) -> F
     (folder / "report.json").write_text(json.dumps({"install": install}))
     for name, data in (files if files is not None else {"a-1-py3-none-any.whl": DATA}).items():
         (folder / "files" / name).write_bytes(data)
-    return checked_pypi(folder, MOST)
+    return checked_pypi(folder, MAX_BYTES)
 
 
 def entry(**more: Any) -> dict[str, Any]:
