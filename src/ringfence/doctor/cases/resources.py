@@ -89,11 +89,13 @@ COUNTS = (
     Case(
         "G24",
         "leave a core dump, with all that was in memory",
-        "none: the limit is 0 and hard",
+        "none: the limit stays 1, with which the kernel gives none to a program that collects them, either",
         """
         import resource
         hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
-        say(hard != 0, f"core files of up to {hard} bytes")
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        now = resource.getrlimit(resource.RLIMIT_CORE)
+        say(not 0 <= hard <= 1 or now != (hard, hard), f"core files of up to {hard} bytes, then {now}")
         """,
     ),
     Case(

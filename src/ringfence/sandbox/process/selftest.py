@@ -248,7 +248,7 @@ LOOKS: dict[str, Probe] = {
         lambda seen: seen[0] and seen[1] != _errno(0),
     ),
     "umask": Probe("the umask", "0o22", lambda reported: oct(reported["umask"]), lambda seen: seen == oct(0o022)),
-    "no_core_dump": _limit("CORE", "0", lambda seen: seen == 0),
+    "no_core_dump": _limit("CORE", "1, or 0 where the host has that", lambda seen: 0 <= seen <= 1),
     "locked_memory": _limit("MEMLOCK", f"at most {LOCKED_BYTES}", lambda seen: 0 <= seen <= LOCKED_BYTES),
     "queues": _limit("MSGQUEUE", "0", lambda seen: seen == 0),
     "priority": Probe(

@@ -107,7 +107,7 @@ _ALLOWED = {
         getuid geteuid getgid getegid getresuid getresgid getgroups setuid setgid setreuid setregid setresuid setresgid
         setfsuid setfsgid setgroups capget capset""",
     "asking about the machine, and taking less of it": """
-        uname sysinfo getcpu getrusage getrlimit setrlimit getpriority setpriority ioprio_get ioprio_set sched_yield
+        uname sysinfo getcpu getrusage getrlimit getpriority setpriority ioprio_get ioprio_set sched_yield
         sched_getaffinity sched_getattr sched_getparam sched_setparam sched_getscheduler sched_get_priority_max
         sched_get_priority_min sched_rr_get_interval""",
     "sockets: which kinds exist is decided where they are made, and the network namespace leads nowhere": """
@@ -267,6 +267,7 @@ _PRCTLS = (
     0x41555856,  # PR_GET_AUXV
     0x53564D41,  # PR_SET_VMA: names of mappings
 )
+_RLIMIT_CORE = 4
 _PR_SET_SECCOMP = 22
 _PR_SET_MM = 35
 _PR_SCHED_CORE = 62
@@ -353,8 +354,19 @@ _CHECKED = {
     "fcntl": ArgRule((_LEASES, _HINTS, _OFD_LOCKS, *_FOLDER_SIGNALS), ALLOW),
     # SCHED_OTHER, SCHED_BATCH and SCHED_IDLE, also with SCHED_RESET_ON_FORK; never ahead of the host.
     "sched_setscheduler": _only(1, (0, 3, 5), EPERM, WORD ^ 0x40000000),
+    # RLIMIT_CORE stays 1: with 0, which many programs set, the kernel would give a dump to a program of the host
+    # that collects them (`|…` in core_pattern). The caller gets success; not where it asks for the old limit at once.
+    "setrlimit": ArgRule((ArgCase((Arg(0, (_RLIMIT_CORE,)),), DONE),), ALLOW),
     # Process 1 is the box's own, under the same user: its limits are not for the program to set.
-    "prlimit64": ArgRule((ArgCase((Arg(2, (0,), wide=True),), ALLOW), ArgCase((Arg(0, (1,)),), NOTIFY)), ALLOW),
+    "prlimit64": ArgRule(
+        (
+            ArgCase((Arg(2, (0,), wide=True),), ALLOW),
+            ArgCase((Arg(0, (1,)),), NOTIFY),
+            ArgCase((Arg(1, (_RLIMIT_CORE,)), Arg(3, (0,), wide=True)), DONE),
+            ArgCase((Arg(1, (_RLIMIT_CORE,)),), EPERM),
+        ),
+        ALLOW,
+    ),
 }
 
 

@@ -19,7 +19,7 @@ STEPS = {
     "keyring": "the session keyring is inherited and may hold credentials; this one is empty, and keyctl is refused",
     "host_name": "the host's name would identify it; a box's own namespace starts as a copy of the zygote's",
     "umask": "whatever the supervisor's was",
-    "no_core_dump": "memory must not end up on disk",
+    "no_core_dump": "memory must not end up on disk, nor with a program of the host that collects dumps",
     "queues": "message queues and pending signals are not seen as the box's memory everywhere",
     "priority": "no box goes before others, whatever the supervisor may do",
     "trees_read_only": "nothing of the host's is writable, whatever its owner; no setuid file in it counts, no device",
@@ -54,7 +54,8 @@ _CREDENTIALS = ("pip.conf", "etc/npmrc", "local/etc/npmrc")
 """In the folder of an interpreter or of the system: where pip and npm keep the passwords of their indexes."""
 _MS_MOVE = 8192
 _LIMITS = {
-    "no_core_dump": ((resource.RLIMIT_CORE, 0),),
+    # The kernel gives a dump to a program of the host whatever the limit is, 0 as well, unless it is 1 (core(5)).
+    "no_core_dump": ((resource.RLIMIT_CORE, 1),),
     "queues": (
         # None: the kernel counts them for the supervisor's user as well, and Landlock lets no box open one.
         (resource.RLIMIT_MSGQUEUE, 0),
