@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import socket
 from pathlib import Path
 
 import pytest
 
 from ringfence.core.aio import PausableTimer
 from ringfence.core.box import Limits, SetUp, Shown, Stream
-from ringfence.core.errors import SetUpFailed
+from ringfence.core.errors import SetUpFailed, Unavailable
 from ringfence.core.sessions import Cell, CellReport, Command, Failure, StaySpec
 from ringfence.sandbox.process import interpreter as interpreters
 from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.process.interpreter import Interpreter
 from ringfence.sandbox.process.live import LiveBox
 from tests import tooling
+from tests.sandbox import comparing
 
 pytestmark = pytest.mark.anyio
 
@@ -264,3 +266,31 @@ async def test_a_cell_whose_interpreter_is_ended_from_outside_was_cancelled(box:
     running, _ = await begun(interpreter, "import time\nprint('begun', flush=True)\ntime.sleep(600)")
     await interpreter.end()
     assert (await running).report.ended == "cancelled"
+
+
+async def test_an_interpreter_that_takes_no_more_orders_is_gone() -> None:
+    """A box's filter refuses what makes its channel take none; if it did not, each later step would fail like the
+    next."""
+    pass_rights = 83
+    probe, other = socket.socketpair()
+    with probe, other:
+        try:
+            probe.setsockopt(socket.SOL_SOCKET, pass_rights, 0)
+        except OSError as exc:
+            pytest.skip(f"the kernel has no SO_PASSRIGHTS (Linux 6.16): {exc.strerror}")
+    deaf = f"""
+import os, socket
+for number in range(3, 1024):
+    try:
+        os.fstat(number)
+        socket.socket(fileno=os.dup(number)).setsockopt(socket.SOL_SOCKET, {pass_rights}, 0)
+    except OSError:
+        pass
+"""
+    async for backend in comparing.opened(without=("seccomp",)):
+        box = await backend.open(StaySpec())
+        interpreter = await box.interpreter()
+        await run(interpreter, deaf)
+        with pytest.raises(Unavailable):
+            await run(interpreter, "1")
+        assert not interpreter.alive, "its context gets another one"

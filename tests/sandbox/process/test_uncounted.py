@@ -8,6 +8,7 @@ import os
 import resource
 import select
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +24,7 @@ SELF = os.getpid()
 def test_datagrams_that_nobody_reads_are_memory() -> None:
     before = uncounted.datagrams(SELF)
     sender, held = socket.socket(socket.AF_INET, socket.SOCK_DGRAM), []
-    for _ in range(uncounted._FEW_DATAGRAM_SOCKETS + 1):
+    for _ in range(uncounted._FEW_BYTES // uncounted._received_bytes() + 1):
         receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         receiver.bind(("127.0.0.1", 0))
         sender.sendto(b"x" * 10_000, receiver.getsockname())
@@ -32,6 +33,39 @@ def test_datagrams_that_nobody_reads_are_memory() -> None:
         assert uncounted.datagrams(SELF) - before >= 10_000 * len(held)
     finally:
         for each in (sender, *held):
+            each.close()
+
+
+def copies(sockets: list[socket.socket], each: int) -> None:
+    """Have the kernel keep a copy of everything that these send, which nobody receives."""
+    wanted = (socket.SOL_SOCKET, 37, (2).to_bytes(4, sys.byteorder))  # SO_TIMESTAMPING: when it was sent
+    for sender in sockets:
+        for _ in range(each):
+            sender.sendmsg([b"x" * 30_000], [wanted], 0, ("127.0.0.1", 9))
+
+
+def test_copies_of_what_was_sent_are_memory() -> None:
+    before = uncounted.datagrams(SELF)
+    senders = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(40)]
+    try:
+        copies(senders, 3)
+        assert uncounted.datagrams(SELF) - before >= 40 * 30_000
+    finally:
+        for each in senders:
+            each.close()
+
+
+def test_sockets_that_no_list_shows_count_as_much_as_they_can_hold() -> None:
+    before = uncounted.unlisted(SELF, 0)
+    hidden = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(50)]
+    try:
+        assert uncounted.unlisted(SELF, 0) - before >= 50 * uncounted._received_bytes()
+        assert uncounted.unlisted(SELF, 1 << 40) == 0
+        for each in hidden:
+            each.bind(("127.0.0.1", 0))
+        assert uncounted.unlisted(SELF, 0) - before < 50 * uncounted._received_bytes()
+    finally:
+        for each in hidden:
             each.close()
 
 

@@ -367,6 +367,51 @@ say(holding == 4, f"{holding} of 4 processes held {share // MIB} MiB each in dat
         limits=_DEFAULT,
     ),
     _bomb(
+        "G64",
+        "fill the kernel's memory with copies of what was sent, kept until a program asks when that was",
+        """
+import resource, socket
+share = want // 4
+def fill(worker):
+    held, total, payload = [], 0, b"x" * 32768
+    when = (socket.SOL_SOCKET, 37, (2).to_bytes(4, sys.byteorder))  # SO_TIMESTAMPING with one message
+    while total < share:
+        sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        held.append(sender)
+        before, now = -1, 0
+        while now > before:
+            sender.sendmsg([payload], [when], 0, ("127.0.0.1", 9))
+            before, now = now, int.from_bytes(sender.getsockopt(socket.SOL_SOCKET, 55, 36)[:4], sys.byteorder)
+        total += now
+    return held
+resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+holding, codes = in_processes(4, fill)
+say(holding == 4, f"{holding} of 4 processes held {share // MIB} MiB each in copies")
+""",
+        limits=_DEFAULT,
+    ),
+    _bomb(
+        "G65",
+        "keep pages of files that were cut, in sockets",
+        """
+import socket
+share = want // 4
+def fill(worker):
+    held, total = [], 0
+    file = os.open(f"tmp/{worker}", os.O_RDWR | os.O_CREAT)
+    while total < share:
+        held.append(socket.socketpair())
+        held[-1][0].setblocking(False)
+        os.pwrite(file, b"x" * MIB, 0)
+        total += os.sendfile(held[-1][0].fileno(), file, 0, MIB)
+        os.ftruncate(file, 0)
+    return held
+holding, codes = in_processes(4, fill)
+say(holding == 4, f"{holding} of 4 processes held {share // MIB} MiB each in pages")
+""",
+        limits=_DEFAULT,
+    ),
+    _bomb(
         "G17",
         "fill the kernel's memory with pipes",
         """

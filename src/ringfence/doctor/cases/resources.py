@@ -143,6 +143,27 @@ WATCHES = (
         """,
     ),
     Case(
+        "G66",
+        "join groups for multicast, list their sources, label flows: memory of the kernel's that nothing counts",
+        "ENODEV",
+        """
+        import socket
+        def join(family, level, option, value):
+            with socket.socket(family, socket.SOCK_DGRAM) as each:
+                each.setsockopt(level, option, value)
+        one = (1).to_bytes(4, sys.byteorder)
+        group = bytes((255, 2)) + bytes(13) + b"\x77"
+        v4 = socket.inet_aton("224.0.0.77") + socket.inet_aton("127.0.0.1")
+        label = group + bytes((0, 1, 2, 3)) + bytes((1, 255)) + (1).to_bytes(2, sys.byteorder) + bytes(8)
+        any_of({
+            "IP_ADD_MEMBERSHIP": lambda: join(socket.AF_INET, 0, 35, v4),
+            "IP_MSFILTER": lambda: join(socket.AF_INET, 0, 41, v4 + one + bytes(4)),
+            "IPV6_JOIN_GROUP": lambda: join(socket.AF_INET6, 41, 20, group + one),
+            "IPV6_FLOWLABEL_MGR": lambda: join(socket.AF_INET6, 41, 32, label),
+        })
+        """,
+    ),
+    Case(
         "G62",
         "take memory for machine code that the host has little of, with filters for system calls of its own",
         "ENOMEM after a few",

@@ -63,10 +63,12 @@ def counted_memory(box: Box, files: int, rest: int) -> int:
     charged to the group counts there: what we wrote into it ourselves is not, and makes no room for memory."""
     assert box.group is not None
     held = rest + max(0, files - on_disk(box))  # first: what is removed meanwhile would count as memory
+    # Where the group counts datagrams as well, those that wait count twice: which of them are copies is not known.
+    held += uncounted.datagrams(box.first)
+    held += uncounted.unlisted(box.first, box.limits.memory_bytes - held)
     if box.group.counts_sockets:
         held += uncounted.unaccepted(box.first, box.limits.memory_bytes - held)
     else:
-        held += uncounted.datagrams(box.first)
         held += uncounted.streams(box.first, box.limits.memory_bytes - held)
     return held + box.hub.locks.held(lambda: _inside(box), box.limits.memory_bytes)
 

@@ -190,7 +190,11 @@ class Interpreter:
         self._member.on_message = on_message
         self._member.ended.add_done_callback(gone)
         try:
-            self._order(cell, step, name or f"<cell {self._cells - self._unnumbered}>")
+            try:
+                self._order(cell, step, name or f"<cell {self._cells - self._unnumbered}>")
+            except Unavailable:
+                await self._kill()  # it can close its end of the channel, or refuse what comes, and live on
+                raise
             await self._wait_until_over(over, step)
             if claims.broken is not None:
                 step.end_as("policy")  # the reason, whether we kill it for that or it ends by itself

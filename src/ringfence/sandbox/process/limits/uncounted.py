@@ -18,8 +18,8 @@ from pathlib import Path
 
 from ringfence.core.record import plain
 
-_FEW_DATAGRAM_SOCKETS = 8
-"""So few sockets cannot hold enough to be worth reading one by one."""
+_FEW_BYTES = 4 << 20
+"""Sockets that cannot hold more together are not worth reading one by one."""
 _STREAM_BYTES = 512 << 10
 """The most that a TCP connection of a box can hold, both ways: the kernel enlarges its buffers no further by itself."""
 _SOCKET_BYTES = 4096
@@ -60,11 +60,34 @@ _REST = 20.0
 
 
 def datagrams(pid: int) -> int:
-    """Bytes that wait in the UDP sockets of the network of a process."""
+    """Bytes that wait in the UDP sockets of the network of a process. Among them are copies of what was sent, which a
+    program asks for by asking for the time of sending: no control group is charged for these."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        if _sockets(pid, "UDP")[0] > _FEW_DATAGRAM_SOCKETS:
+        if _sockets(pid, "UDP")[0] * _received_bytes() > _FEW_BYTES:
             return sum(each.unread for name in ("udp", "udp6") for each in _listed(pid, name))
     return 0
+
+
+def unlisted(pid: int, room: int) -> int:
+    """The most that sockets of the network of a process can hold that no list shows, because they have no address, or
+    none any more, if that could be more than `room`. They hold what was sent, as above."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        hidden = _all_sockets(pid) - sum(_sockets(pid, kind)[0] for kind in ("TCP", "UDP"))
+        if hidden * _received_bytes() > room:
+            hidden -= Path(f"/proc/{pid}/net/unix").read_bytes().count(b"\n") - 1
+            return max(0, hidden) * _received_bytes()
+    return 0
+
+
+def _all_sockets(pid: int) -> int:
+    """All sockets of a network, of whatever kind."""
+    return int(Path(f"/proc/{pid}/net/sockstat").read_text().split(None, 3)[2])
+
+
+@cache
+def _received_bytes() -> int:
+    """The most that waits in one socket; boxes cannot enlarge it."""
+    return int(Path("/proc/sys/net/core/rmem_default").read_text())
 
 
 def streams(pid: int, room: int) -> int:

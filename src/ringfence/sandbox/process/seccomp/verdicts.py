@@ -200,9 +200,18 @@ _SOCKET_OPTIONS = (
     # SO_LINGER makes the process that closes the socket last wait, which may be the supervisor. The caller
     # gets success.
     ArgCase((Arg(1, (1,)), Arg(2, (13,))), DONE),
-    # SO_PASSPIDFD brings a handle of the sender with every message: of the supervisor, on a channel to it.
-    ArgCase((Arg(1, (1,)), Arg(2, (76,))), Ruling("errno", errno.ENOPROTOOPT)),
-    ArgCase((Arg(1, (1,)),), ALLOW),
+    # SO_RCVBUF: what waits in a socket is not always charged to a control group, so that it stays as much as the host
+    # gives by itself. The request is ignored without an error, as the kernel does with requests for too much.
+    ArgCase((Arg(1, (1,)), Arg(2, (8,))), DONE),
+    # SO_TIMESTAMPING, old and new, SO_ZEROCOPY, SO_TXTIME: each lets copies, or pages, of what was sent wait.
+    ArgCase((Arg(1, (1,)), Arg(2, (37, 60, 61, 65))), Ruling("errno", errno.ENOPROTOOPT)),
+    # None that is newer: with SO_PASSPIDFD a handle of the sender comes with every message, which is the supervisor on
+    # a channel to it, and without SO_PASSRIGHTS such a channel takes no descriptors.
+    ArgCase((Arg(1, (1,)), Arg(2, (*range(72), 74))), ALLOW),
+    # To join groups for multicast, with their lists of sources, and labels of flows: all are memory that no control
+    # group counts, and there is nobody to reach. The error is that of a machine without an interface for it.
+    ArgCase((Arg(1, (0,)), Arg(2, (35, *range(37, 49)))), Ruling("errno", errno.ENODEV)),
+    ArgCase((Arg(1, (_IPV6,)), Arg(2, (20, 27, 32, *range(42, 49)))), Ruling("errno", errno.ENODEV)),
     # Not the tables of the firewall, which begin at 64.
     ArgCase((Arg(1, (0,)), Arg(2, range(64))), ALLOW),
     ArgCase((Arg(1, (_IPV6,)), Arg(2, (*range(64), *range(66, 81)))), ALLOW),
@@ -410,10 +419,9 @@ UNCOUNTED: Mapping[str, Ruling | ArgRule] = MappingProxyType(
             ),
             ALLOW,
         ),
-        # Buffers stay as large as the host makes them by itself; a request for more (SO_SNDBUF, SO_RCVBUF) is ignored
-        # without an error, as the kernel does with requests for too much.
+        # SO_SNDBUF: likewise, where no group counts what was sent and is not read yet.
         "setsockopt": ArgRule(
-            (ArgCase((Arg(1, (1,)), Arg(2, (7, 8))), DONE), *_SOCKET_OPTIONS), Ruling("errno", errno.ENOPROTOOPT)
+            (ArgCase((Arg(1, (1,)), Arg(2, (7,))), DONE), *_SOCKET_OPTIONS), Ruling("errno", errno.ENOPROTOOPT)
         ),
         # F_SETPIPE_SZ: as for a user who has too many large pipes already.
         "fcntl": ArgRule(
