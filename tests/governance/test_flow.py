@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -250,3 +251,20 @@ async def test_an_answer_beforehand_does_not_stand_for_what_labels_ask_about(tmp
         shapes = {each.tool: each.shape for each in way.store.reader().approvals()}
     assert shapes["note"] is not None
     assert shapes["send"] is None
+
+
+async def test_a_box_is_remembered_for_as_long_as_what_it_left_may_be_kept(tmp_path: Path) -> None:
+    async with governed(tmp_path, EVERY) as way:
+        await way.call("read_record", session="old")
+        with sqlite3.connect(way.store.folder / "ringfence.db") as database:
+            (old,) = database.execute("SELECT scope FROM labels WHERE scope LIKE 's:%'").fetchone()
+            aged = (
+                "INSERT INTO labels SELECT ?, label, first_at, last_at - ?, call_id, tool FROM labels WHERE scope = ?"
+            )
+            for scope, days in (("b:recent", 0), ("b:old", 760), ("b:older", 900), ("s:recent", 50), ("s:older", 70)):
+                database.execute(aged, (scope, days * 86_400, old))
+        database.close()
+        await way.call("read_record", session="new")
+        scopes = [scope for (scope,) in way.store.reader()._connection.execute("SELECT DISTINCT scope FROM labels")]
+    assert [each for each in scopes if each.startswith("b:")] == ["b:old", "b:recent"]
+    assert {"s:recent", old} <= set(scopes) and "s:older" not in scopes

@@ -261,6 +261,7 @@ class Runs:
             servers={},
             prompts={},
             implicit={},
+            label_seconds=settings.policy.label_seconds,
         )
         dispatcher = Dispatcher(NoServers(), DispatchTargets({}, settings.networks), executor)
         self.pipeline = Pipeline(

@@ -10,23 +10,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ringfence.core import canonical
 from ringfence.core.errors import Refused
 from ringfence.core.expression import Expression, ExpressionError, variables
 from ringfence.core.labels import SINK, UNTRUSTED, in_force, of_content
-from ringfence.core.model import Call, Contract, Flow, Json, Mode, Outcome, ServerSpec, Status, Transport
+from ringfence.core.model import Answer, Call, Contract, Flow, Json, Mode, ServerSpec, Status, Transport
 from ringfence.core.record import dataclass
 from ringfence.sandbox.tools import resources
+from ringfence.sandbox.tools.toolkit import FORKS_A_SESSION
 from ringfence.store import Held, Scopes, Store, Transaction
 from ringfence.store.labels import REFRESH_SECONDS
 
 if TYPE_CHECKING:
     from ringfence.governance.rulebook import Rulebook
 
-_SESSIONS = ("s:", "b:")
-"""How the scopes of what ends some time begin: sessions of clients, and boxes."""
+_DAY = 86_400.0
+_FORGOTTEN = {"s:": 60 * _DAY, "b:": 800 * _DAY}
+"""How the scopes of what ends some time begin, sessions of clients and boxes, and how long they are kept without use. A
+box may be paused for a year, and what it left is kept for up to another."""
+_OPENS, _KEEPS = "open_session", "snapshot_session"
 _OWN_BOX = ("own", "unsafe_host", "session")
 
 
@@ -91,14 +95,15 @@ def reach(rules: Rulebook, call: Call, contract: Contract) -> Reach:
     agent = _scope("a", whose)
     session = None if call.session is None else _scope("s", whose, call.session)
     found = Reach(agent, session)
-    box = call.session_named if contract.transport is Transport.SANDBOXED_EXEC else call.box
-    if isinstance(box, str) and box:
-        held = _scope("b", whose, box)
-        found = replace(found, reads=(held,), writes=(held,))
-    if contract.transport is Transport.SANDBOXED_EXEC:
-        return replace(found, reads=(*found.reads, *_brought(call, whose)))
     if call.kind == "resource" and (at := resources.located(call.tool)) is not None:
         return replace(found, reads=(_scope("b", whose, at[0]),))
+    own = contract.transport is Transport.SANDBOXED_EXEC
+    boxes = (call.session_named, call.arguments.get("to_session")) if own else (call.box,)
+    held = tuple(_scope("b", whose, box) for box in boxes if isinstance(box, str) and box)
+    found = replace(found, reads=held, writes=held)
+    if own:
+        reads = (*held, *_brought(call, whose))
+        return replace(found, reads=reads, writes=(*held, *_kept_as(call, contract, whose)))
     spec = rules.servers.get(contract.server or "")
     return found if spec is None else _in_server(rules, found, call, contract, spec)
 
@@ -108,14 +113,24 @@ def _brought(call: Call, whose: str) -> Iterator[str]:
     snapshot = call.arguments.get("snapshot")
     if isinstance(snapshot, str):
         yield _scope("n", whose, snapshot)
-    yield from _volumes(call, whose)
+    yield from _volumes(call)
 
 
-def _volumes(call: Call, whose: str) -> Iterator[str]:
+def _kept_as(call: Call, contract: Contract, whose: str) -> Iterator[str]:
+    """The name that a snapshot is to have. It is known beforehand, and leads to it even if the answer is lost."""
+    name = call.arguments.get("name")
+    if contract.tool == _KEEPS and isinstance(name, str):
+        yield _scope("n", whose, name)
+
+
+def _volumes(call: Call) -> Iterator[str]:
+    """By whose they are: to others, and to its owner if it likes, a volume is OWNER/NAME."""
+    who = call.principal
     volumes = call.arguments.get("volumes")
     for each in volumes if isinstance(volumes, list) else ():
         if isinstance(each, dict) and isinstance(each.get("name"), str):
-            yield _scope("v", whose, each["name"])
+            owner, slash, name = each["name"].rpartition("/")
+            yield _scope("v", replace(who, agent=owner).key if slash else who.key, name)
 
 
 def _in_server(rules: Rulebook, found: Reach, call: Call, contract: Contract, spec: ServerSpec) -> Reach:
@@ -162,6 +177,25 @@ class FlowState:
     by: tuple[str, str]
     noted: bool = False
     """Whether what it reads was put down."""
+    boxes: tuple[str, ...] = ()
+    snapshots: tuple[str, ...] = ()
+    """The scopes of what it made."""
+    volumes: tuple[str, ...] = ()
+    """What is mounted in the boxes that it made."""
+
+    def answered_by(self, call: Call, contract: Contract, answer: Answer) -> None:
+        """What a call of a tool of ours made: before the guard, which may remove from the answer what says so."""
+        whose = call.principal.key
+        told = (answer.result or {}).get("structuredContent") or {}
+        if contract.tool == _KEEPS:
+            made = (told.get("snapshot"), told.get("name"))
+            self.snapshots = tuple(_scope("n", whose, each) for each in made if isinstance(each, str))
+        elif contract.tool == FORKS_A_SESSION:
+            forks = told.get("sessions", ())
+            self.boxes = tuple(_scope("b", whose, each["session"]) for each in forks if "session" in each)
+        elif contract.tool == _OPENS and answer.within is not None:
+            self.boxes = (_scope("b", whose, answer.within.session),)
+            self.volumes = tuple(_volumes(call))
 
     @property
     def flow(self) -> Flow:
@@ -173,9 +207,12 @@ class FlowState:
         return tuple(sorted({*of_content(self.own), *self.found} - {SINK}))
 
 
-def begun(rules: Rulebook, store: Store, call: Call, contract: Contract, now: float) -> FlowState:
-    """The labels of a call that is to be decided. Raises StoreError."""
+def begun(rules: Rulebook, store: Store, call: Call, contract: Contract, now: float) -> FlowState | None:
+    """The labels of a call that is to be decided; None where nothing here has any. Raises StoreError."""
     where = reach(rules, call, contract)
+    # Other configurations may share this state, and with it sessions and what outlives them: theirs may have labels.
+    if not rules.labelled and not ((where.reads or where.below) and store.reader().has_labels()):
+        return None
     reader = store.reader()
     before = known = reader.labels(Scopes((), (where.agent,), (), now - rules.label_seconds))
     if where.session is not None:
@@ -216,12 +253,13 @@ def note(tx: Transaction, state: FlowState) -> None:
 def _read(tx: Transaction, state: FlowState) -> None:
     if read := state.of_result:
         if state.reach.session is not None and not state.noted:
-            tx.forget_labels(_SESSIONS)
+            for beginning, seconds in _FORGOTTEN.items():
+                tx.forget_labels(beginning, seconds)
         tx.add_labels(state.reach.own, read, state.by)
     state.noted = True
 
 
-def close(tx: Transaction, state: FlowState, call: Call, outcome: Outcome) -> None:
+def close(tx: Transaction, state: FlowState) -> None:
     """Put down what is known only when the call is over: what came to lie where it read meanwhile, and what was made of
     the box that it ran in. Before its result is given to anyone."""
     found = tx.labels(state.reach.places()) if _has_places(state) else {}
@@ -230,31 +268,16 @@ def close(tx: Transaction, state: FlowState, call: Call, outcome: Outcome) -> No
     if late or not state.noted:
         _read(tx, state)
     labels = state.flow.labels
-    made = tuple(_made(call, outcome))
     out = (SINK,) if SINK in state.own else ()
+    made = (*state.boxes, *state.snapshots)
     if made and (labels or out):
-        tx.add_labels([_scope(kind, call.principal.key, name) for kind, name in made], (*labels, *out), state.by)
-    for kind, name in made:
-        if kind == "b" and (volumes := tuple(_volumes(call, call.principal.key))):
-            tx.link_labels(_scope("b", call.principal.key, name), volumes)
-            if labels:
-                tx.add_labels(volumes, labels, state.by)
-
-
-def _made(call: Call, outcome: Outcome) -> Iterator[tuple[str, str]]:
-    """The boxes and snapshots that a call made, by the kind of their scope."""
-    told: Any = outcome.structured
-    if outcome.within is not None and not isinstance(call.session_named, str):
-        yield "b", outcome.within.session
-    if not isinstance(told, dict) or not isinstance(call.session_named, str):
-        return
-    for key in ("snapshot", "name"):
-        if isinstance(told.get("snapshot"), str) and isinstance(told.get(key), str):
-            yield "n", told[key]
-    forks = told.get("sessions")
-    for each in forks if isinstance(forks, list) else ():
-        if isinstance(each, dict) and isinstance(each.get("session"), str):
-            yield "b", each["session"]
+        tx.add_labels(made, (*labels, *out), state.by)
+    for box in state.boxes:
+        tx.link_labels(box, state.volumes)
+        for parent in state.reach.writes:  # that of a fork, whose volumes it has
+            tx.link_labels_like(box, parent)
+    if state.volumes and labels:
+        tx.add_labels(state.volumes, labels, state.by)
 
 
 def as_fact(state: FlowState) -> Json | None:

@@ -145,6 +145,8 @@ class CallState:
         self.answer = answer
         self.isolation = answer.isolation
         self.add_redactions(answer.redactions, answer.secrets)
+        if self.flow is not None and self.contract is not None and self.is_own:
+            self.flow.answered_by(self.call, self.contract, answer)
 
     def bare(self) -> CallState:
         """The same call, without anything that a caller, a server or a box had a part in."""

@@ -392,11 +392,12 @@ class Pipeline:
 
     def _labels(self, rules: Rulebook, state: CallState, contract: Contract) -> None:
         """Which labels the call has, and which are in force. Raises StoreError."""
-        if rules.labelled and state.call.kind not in ASIDE:
-            state.flow = flow.begun(rules, self._store, state.call, contract, time.time())
-            state.call = replace(state.call, flow=state.flow.flow)
-            if state.is_preview:
-                state.flow = None
+        if state.call.kind in ASIDE:
+            return
+        kept = flow.begun(rules, self._store, state.call, contract, time.time())
+        if kept is not None:
+            state.flow = None if state.is_preview else kept
+            state.call = replace(state.call, flow=kept.flow)
 
     @staticmethod
     def _labelled_as(rules: Rulebook, call: Call, contract: Contract) -> Call:
@@ -843,7 +844,7 @@ class Pipeline:
                 state.kept["run"] = canonical.salted_bytes(run, state.salt)
                 tx.put_payload(state.call.id, "run", state.salt, self._at_rest(state, "run", run))
             if state.flow is not None and (state.dispatched or state.replayed_from is not None):
-                flow.close(tx, state.flow, state.call, outcome)
+                flow.close(tx, state.flow)
             if key is not None:
                 ran = state.dispatched and outcome.status is not Status.UNAVAILABLE
                 light = len(state.encoded_result or b"") <= idempotency.MAX_KEPT

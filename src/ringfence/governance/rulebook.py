@@ -38,7 +38,7 @@ class Rulebook:
 
     @property
     def labelled(self) -> bool:
-        """Whether any call can have a label, so that account is kept of them."""
+        """Whether any call can have a label of its own, so that account is kept of all."""
         return self.catalog.labelled or any(each.labels for each in self.implicit.values())
 
     def resolve(self, call: Call) -> Capability:

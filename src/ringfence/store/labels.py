@@ -9,8 +9,6 @@ from ringfence.core.record import dataclass
 
 REFRESH_SECONDS = 60.0
 """How old a label's last use may be on record before it is written again."""
-FORGOTTEN_SECONDS = 60 * 86_400.0
-"""After so long without use, sessions are forgotten; no box lives for half as long."""
 MAX_PLACES = 10_000
 """Of one server of one tenant: callers name them. Beyond that, labels stick to the whole server."""
 _HELD = "SELECT label, first_at, last_at, call_id, tool FROM labels WHERE "
@@ -75,6 +73,12 @@ def link(connection: sqlite3.Connection, scope: str, others: Iterable[str]) -> N
     connection.executemany("INSERT OR IGNORE INTO label_links (scope, other) VALUES (?, ?)", rows)
 
 
+def link_like(connection: sqlite3.Connection, scope: str, like: str) -> None:
+    """Link `scope` to what another is linked to."""
+    copied = "INSERT OR IGNORE INTO label_links (scope, other) SELECT ?, other FROM label_links WHERE scope = ?"
+    connection.execute(copied, (scope, like))
+
+
 def has_room(connection: sqlite3.Connection, server: str, place: str) -> bool:
     """Whether labels can stick to this place of a server by itself."""
     if connection.execute("SELECT 1 FROM labels WHERE scope = ? LIMIT 1", (place,)).fetchone() is not None:
@@ -84,10 +88,9 @@ def has_room(connection: sqlite3.Connection, server: str, place: str) -> bool:
     return bool(many < MAX_PLACES)
 
 
-def forget(connection: sqlite3.Connection, beginnings: Iterable[str], before: float) -> None:
+def forget(connection: sqlite3.Connection, beginning: str, before: float) -> None:
     """Forget scopes whose names begin so, and which nothing has used since."""
-    for beginning in beginnings:
-        connection.execute(
-            "DELETE FROM labels WHERE scope >= ? AND scope < ? AND last_at < ?",
-            (beginning, f"{beginning}\U0010ffff", before),
-        )
+    connection.execute(
+        "DELETE FROM labels WHERE scope >= ? AND scope < ? AND last_at < ?",
+        (beginning, f"{beginning}\U0010ffff", before),
+    )

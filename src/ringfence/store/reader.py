@@ -411,6 +411,10 @@ class Reader:
         with _readable():
             return labels.held(self._connection, scopes)
 
+    def has_labels(self) -> bool:
+        """Whether anything has any."""
+        return bool(self._all("SELECT 1 FROM labels LIMIT 1", []))
+
     def token(self, identity: str, proofs: TokenProofs) -> tuple[IssuedToken | None, float]:
         """A bearer token by its id, as far as the log proves it, and what the time must be at least."""
         rows = self._all(f"{TOKEN} WHERE id = ?", [identity])

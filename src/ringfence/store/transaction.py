@@ -870,9 +870,13 @@ class Transaction:
         """Whether labels can stick to this place of a server by itself."""
         return labels.has_room(self._connection, server, place)
 
-    def forget_labels(self, beginnings: Iterable[str]) -> None:
-        """Forget scopes whose names begin so, and which nothing has used for long."""
-        labels.forget(self._connection, beginnings, time.time() - labels.FORGOTTEN_SECONDS)
+    def link_labels_like(self, scope: str, like: str) -> None:
+        """Link `scope` to what another is linked to."""
+        labels.link_like(self._connection, scope, like)
+
+    def forget_labels(self, beginning: str, seconds: float) -> None:
+        """Forget scopes whose names begin so, and which nothing has used for so long."""
+        labels.forget(self._connection, beginning, time.time() - seconds)
 
     # ── Quotas ──
 
