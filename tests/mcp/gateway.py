@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx2
 import mcp_types as types
@@ -188,7 +188,7 @@ class RawHttp:
         self.http = httpx2.Client(timeout=120, verify=False)
         self.session: dict[str, str] = {}
 
-    def __enter__(self) -> RawHttp:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
