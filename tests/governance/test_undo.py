@@ -10,7 +10,7 @@ import pytest
 
 from ringfence.core.model import Json, Status
 from ringfence.governance import question
-from ringfence.governance.undo import UndoStep, fitting, plan
+from ringfence.governance.undo import TRIED, UndoGroup, UndoStep, calls_of, fitting, plan, tried
 from tests.faking import OK, Said, Way, contract, definition, governed
 from tests.making import rule
 
@@ -87,6 +87,60 @@ async def test_what_failed_is_left_to_people(tmp_path: Path) -> None:
         await way.call(*NOTE, id="call_a")
         (step,) = planned(way, "call_a")
     assert "it ended as failed" in step.why_not
+
+
+async def test_an_answer_that_was_given_again_is_not_undone_again(tmp_path: Path) -> None:
+    async with governed(tmp_path, SAID, [answered(1)]) as way:
+        for name in ("call_a", "call_b"):
+            assert (await way.call(*NOTE, id=name, idempotency_key="k")).ok
+        steps = planned(way, "call_a", "call_b")
+        group = list(calls_of(way.store.reader(), UndoGroup()))
+    assert [(step.call_id, step.compensate) for step in steps] == [("call_b", None), ("call_a", "remove_note")]
+    assert steps[0].nothing and "its answer is that of call_a" in steps[0].why_not
+    assert group == ["call_a"]
+
+
+@pytest.mark.parametrize(
+    ("status", "happened", "undone", "key"),
+    [
+        (Status.SUCCESS, None, True, "undo:call_a"),
+        (Status.FAILED, None, False, "undo:call_a:1"),
+        (Status.UNKNOWN, None, False, "undo:call_a"),
+        (Status.UNKNOWN, False, False, "undo:call_a"),
+        (Status.UNKNOWN, True, True, "undo:call_a"),
+    ],
+)
+async def test_a_try_counts_by_what_became_of_it(
+    tmp_path: Path, status: Status, happened: bool | None, undone: bool, key: str
+) -> None:
+    async with governed(tmp_path, SAID, [answered(1)]) as way:
+        assert (await way.call(*NOTE, id="call_a")).ok
+        said = tried("call_b", status, "alice")
+        assert said is not None
+        await way.store.write(lambda tx: tx.append(TRIED, "call_a", said))
+        if happened is not None:
+            await way.store.write(lambda tx: tx.settle_unknown("call_b", happened, {"person": "alice"}))
+        (step,) = planned(way, "call_a")
+    assert (step.nothing, step.compensate) == ((True, None) if undone else (False, "remove_note"))
+    assert step.key == key or undone
+
+
+def test_what_was_refused_before_it_ran_is_no_try() -> None:
+    assert tried("call_b", Status.DENIED, "alice") is None
+    assert tried("call_b", Status.APPROVAL_REQUIRED, "alice") is None
+    assert tried(None, Status.UNKNOWN, "alice") is None
+
+
+async def test_a_group_names_calls_that_are_under_way(tmp_path: Path) -> None:
+    async with governed(tmp_path, SAID, [answered(1)]) as way:
+        assert (await way.call("read_notes")).ok
+        assert (await way.call(*NOTE, id="call_a")).ok
+        begun = {"effect_possible": True, "call": {"tool": "add_note", "principal": {"agent": "ann"}}}
+        await way.store.write(lambda tx: tx.append("started", "call_b", begun))
+        found = list(calls_of(way.store.reader(), UndoGroup()))
+        steps = planned(way, *found)
+    assert found == ["call_b", "call_a"]
+    assert [step.why_not for step in steps if step.compensate is None] == ["it is not on record, or has not ended"]
 
 
 async def test_what_was_kept_must_be_what_is_on_record(tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ def way(records: list[Json], public: Ed25519PublicKey | None = None) -> tuple[st
         ("network", _network(story)),
         ("result", _result(started, finished)),
         ("settled", _settled(ordered)),
+        ("undone", _undone(ordered)),
         ("what to do", _what_to_do(finished)),
         ("on record", _on_record(story, started, finished)),
     ]
@@ -497,6 +498,18 @@ def _settled(records: list[Json]) -> list[str]:
             key = "; its idempotency key is free again" if freed else ""
             out.append(f"{_text(record.get('person'))} says that {what}{f' ({reason})' if reason else ''}{key}")
     return out
+
+
+def _undone(records: list[Json]) -> list[str]:
+    """Who wanted it undone, and how that ended."""
+    found = [record for record in records if _kind(record) == "undo_tried"]
+    return [
+        f"{_text(each.get('person'))} undid it with {_text(each.get('by'))}"
+        if each.get("status") == "success"
+        else f"{_text(each.get('person'))} tried to undo it with {_text(each.get('by'))}, which ended as"
+        f" {_text(each.get('status'))}"
+        for each in found
+    ]
 
 
 def _why(finished: Json) -> str:

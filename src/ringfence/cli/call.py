@@ -20,7 +20,7 @@ import anyio
 import typer
 
 from ringfence import __version__, config, identity
-from ringfence.cli import common
+from ringfence.cli import common, options
 from ringfence.cli.common import EXIT_CODES, TerminalChannel, say
 from ringfence.cli.terminal import json_text, safe
 from ringfence.config import Config
@@ -75,9 +75,7 @@ def call(
     tool: str = typer.Argument(..., metavar="TOOL", help="The capability's name."),
     args: str = typer.Option("{}", "--args", metavar="JSON", help="Its arguments, a JSON object."),
     config_path: Path | None = common.ConfigOption,
-    url: str | None = typer.Option(
-        None, "--url", metavar="URL", help="A gateway's endpoint, as `serve` prints it; also unix:PATH."
-    ),
+    url: options.GatewayUrl = None,
     as_json: bool = typer.Option(False, "--json", help="Print status, reason_code, content, structured, facts."),
     timeout: float | None = typer.Option(None, "--timeout", min=0.001, metavar="S", help="Give up after S seconds."),
     key: str | None = typer.Option(
@@ -88,12 +86,7 @@ def call(
     ),
     demo: bool = common.DemoOption,
     agent: str | None = common.AgentOption,
-    token_file: Path | None = typer.Option(
-        None,
-        "--token-file",
-        metavar="FILE",
-        help="A file with a bearer token for --url (`ringfence token`).",
-    ),
+    token_file: options.TokenFile = None,
 ) -> None:
     """Call one tool, through a running gateway (--url) or in this process (--config, ./ringfence.yaml, --demo).
 
@@ -114,7 +107,7 @@ def call(
     wanted = _wanted(tool, args, timeout, key)
     if url is not None:
         channel = TerminalChannel(" (with the --config or --demo of that gateway)")
-        ended = common.run(_there, wanted, url, channel, _own_token(url) if token_file is None else _read(token_file))
+        ended = common.run(call_there, wanted, url, channel, token_for(url, token_file))
     else:
         settings = common.demo_config() if demo else common.load(config_path)
         channel = TerminalChannel(" --demo" if demo else f" --config {settings.path}")
@@ -179,7 +172,7 @@ async def call_here(
             )
             # The deadline ends the call itself; this ends what comes before it, such as waiting for an approval.
             with anyio.move_on_after(None if limit is None else limit + _GRACE_SECONDS):
-                return _of_outcome(await app.handle(made, channel), call_id)
+                return result_of(await app.handle(made, channel), call_id)
     except StoreError as exc:
         return failed(Status.UNAVAILABLE, "store", str(exc))
     return failed(Status.TIMEOUT, "caller_timeout", f"gave up after {limit:g} s; the call is cancelled", call_id)
@@ -193,7 +186,7 @@ def _needed(tool: str, configured: Config) -> Collection[str] | None:
     return None if contract.server is None else (contract.server,)
 
 
-def _of_outcome(outcome: Outcome, call_id: str) -> CallResult:
+def result_of(outcome: Outcome, call_id: str) -> CallResult:
     more: Json = {"call_id": call_id, "trust": outcome.trust}
     if outcome.approval_id is not None:
         more["approval_id"] = outcome.approval_id
@@ -206,7 +199,8 @@ def _of_outcome(outcome: Outcome, call_id: str) -> CallResult:
 # ── Through a running gateway ─────────────────────────────────────────────────────────────────────
 
 
-async def _there(wanted: TypedCall, url: str, channel: TerminalChannel, token: str | None) -> CallResult:
+async def call_there(wanted: TypedCall, url: str, channel: TerminalChannel, token: str | None) -> CallResult:
+    """Have the gateway at `url` make this call."""
     request = GatewayRequest(url, wanted.tool, wanted.text, wanted.key, wanted.timeout, token)
     try:
         return _of_result(await call_gateway(request, channel.progress))
@@ -216,6 +210,11 @@ async def _there(wanted: TypedCall, url: str, channel: TerminalChannel, token: s
         return failed(Status.UNKNOWN, exc.reason_code, exc.message)
     except Unavailable as exc:
         return failed(Status.UNAVAILABLE, exc.reason_code, exc.message)
+
+
+def token_for(url: str, file: Path | None) -> str | None:
+    """What proves to the gateway at `url` who calls, where it needs that. From the file, if one is named."""
+    return _own_token(url) if file is None else _read(file)
 
 
 def _read(file: Path) -> str:

@@ -81,7 +81,7 @@ Listen = Annotated[
     typer.Option("--listen", hidden=True, help="Needed no more: programs of a box may listen on its own loopback."),
 ]
 
-# ── The configuration, and output ─────────────────────────────────────────────────────────────────
+# ── The configuration, the gateway, and output ────────────────────────────────────────────────────
 
 OwnConfig = Annotated[
     Path | None,
@@ -96,5 +96,13 @@ SandboxConfig = Annotated[
     typer.Option(
         "--config", metavar="FILE", help="A ringfence.yaml for the settings of boxes. Default: the user's own, if any."
     ),
+]
+GatewayUrl = Annotated[
+    str | None,
+    typer.Option("--url", metavar="URL", help="A gateway's endpoint, as `serve` prints it; also unix:PATH."),
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option("--token-file", metavar="FILE", help="A file with a bearer token for --url (`ringfence token`)."),
 ]
 PrintJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
