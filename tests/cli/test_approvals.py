@@ -99,6 +99,18 @@ def test_list_as_json(store: Store) -> None:
     assert all(c.isprintable() or c == "\n" for c in shown.stdout)
 
 
+def test_of_a_long_question_its_beginning_is_in_json_and_how_long_it_is(store: Store) -> None:
+    asked = ask(store, {"title": "Broken", "text": "x" * 50_000})
+    ask(store, {"title": "short"}, tool="other")
+    shown = gateways.run("approvals", "list", "--json")
+    long, short = json.loads(shown.stdout)
+    assert (long["id"], long["arguments"], "arguments" in long["summary"]) == (asked.id, None, False)
+    assert long["beginning"].startswith('{"text":"xxx') and len(long["beginning"]) == 200
+    assert long["characters"] > 50_000 and long["summary"]["server"] == "helpdesk"
+    assert (short["arguments"], "beginning" in short) == ({"title": "short"}, False)
+    assert len(shown.stdout) < 5000
+
+
 def test_nothing_in_arguments_reaches_the_terminal_as_itself(store: Store) -> None:
     asked = ask(store, {"title": HOSTILE, HOSTILE: "x" * 5000}, tool=f"tool{HOSTILE}")
     shown = gateways.run("approvals", "list").stdout

@@ -66,18 +66,25 @@ def list_(
     """
     last = None
     with common.reading(common.state_of(config_path, demo)) as reader:
+        outlines = _outlines(reader)
         if as_json:
-            common.dump([_as_json(approval) for approval in reader.approvals()])
+            common.dump([_as_json(outline) for outline in outlines])
             return
-        for last in reader.pending():
-            # One after the other, and of what is long its beginning: a question may be a megabyte.
-            outline = reader.outline(last, question.LONG, _LONG, 2 * _WIDTH)
-            if outline is not None:
-                print("\n".join(_summary(outline)), end="\n\n")
+        for outline in outlines:
+            print("\n".join(_summary(outline)), end="\n\n")
+            last = outline.approval.id
     if last is None:
         print("No approvals are pending.")
         return
     print(f"To approve the newest: ringfence approvals approve {last}{_place(config_path, demo)}   (or deny)")
+
+
+def _outlines(reader: Reader) -> Iterator[Outline]:
+    """One after the other, and of what is long its beginning: a question may be a megabyte."""
+    for each in reader.pending():
+        outline = reader.outline(each, question.LONG, _LONG, 2 * _WIDTH)
+        if outline is not None:
+            yield outline
 
 
 @approvals.command()
@@ -360,7 +367,9 @@ def _place(config_path: Path | None, demo: bool) -> str:
     return f" --config {safe(shlex.quote(str(config_path)))}" if config_path is not None else ""
 
 
-def _as_json(approval: Approval) -> Json:
+def _as_json(outline: Outline) -> Json:
+    approval = outline.approval
+    cut_off: Json = {} if outline.beginning is None else {"beginning": outline.beginning, "characters": outline.size}
     answers: list[Any] = [{"person": a.person, "approve": a.approve, "at": a.at} for a in approval.answers]
     return {
         "id": approval.id,
@@ -379,4 +388,5 @@ def _as_json(approval: Approval) -> Json:
         "terms": approval.terms,
         "arguments": approval.summary.get("arguments"),
         "summary": approval.summary,
+        **cut_off,
     }
