@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import signal
+import subprocess
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import mcp_types as types
 import pytest
 
-from ringfence import identity
+from ringfence import config, identity
+from ringfence.cli.serve_http import serve_http
+from ringfence.compose.gateway import App
+from ringfence.front.inbound import WAIT_SECONDS
 from tests import tooling
 from tests.mcp import gateway
 from tests.mcp.gateway import ERAS, JSON, Gateway, RawHttp, about, text_of
 
 pytestmark = pytest.mark.anyio
 FORM: JSON = {"elicitation": {"form": {}}}
+FASTMCP = Path(__file__).with_name("fastmcp_person.py")
 eras = pytest.mark.parametrize("mode", ERAS)
 
 
@@ -65,6 +78,29 @@ async def test_the_sdks_client_asks_its_person_and_the_call_runs_or_does_not(tmp
             assert result.is_error is (ends != "success")
             (message,) = who.shown
             assert "echo on server desk (write)" in message and f'"for {ends}"' in message
+        answers = [record.body for record in served.records(kind="approval_answered")]
+        assert [(body["person"], body["login"]["way"], body["approve"]) for body in answers] == [
+            ("alice", "client", True),
+            ("alice", "client", False),
+        ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "revision"), [("legacy", gateway.HANDSHAKE), ("auto", gateway.MODERN)])
+def test_fastmcps_client_asks_its_person_and_the_call_runs_or_does_not(
+    tmp_path: Path, mode: str, revision: str
+) -> None:
+    python = str(tooling.agents())
+    with gateway.serve(tmp_path, configuration()) as served:
+        for answer, ends in (("approve", "success"), ("deny", "denied"), ("decline", "approval_required")):
+            words = [python, str(FASTMCP), served.url, mode, answer, f"for {ends}"]
+            ended = subprocess.run(words, capture_output=True, text=True, timeout=300)
+            assert ended.returncode == 0, ended.stderr
+            seen = json.loads(ended.stdout.splitlines()[-1])
+            assert (seen["revision"], seen["outcome"]["status"]) == (revision, ends)
+            (message,) = seen["shown"]
+            assert "echo on server desk (write)" in message and f'"for {ends}"' in message
+            assert (f"for {ends}" in seen["read"]) is (ends == "success")
         answers = [record.body for record in served.records(kind="approval_answered")]
         assert [(body["person"], body["login"]["way"], body["approve"]) for body in answers] == [
             ("alice", "client", True),
@@ -146,3 +182,49 @@ def test_a_question_outlives_a_restart_of_its_gateway_and_still_counts_once(tmp_
         assert (record["person"], record["login"]["way"], record["approve"]) == ("alice", "client", True)
         assert len(served.records(kind="approval_asked")) == 2
         assert [r.body["why"] for r in served.records(kind="approval_answer_refused")] == ["replayed", "replayed"]
+
+
+@asynccontextmanager
+async def serving_here(path: Path) -> AsyncIterator[Gateway]:
+    """The same gateway in this process, whose clock a test can move."""
+    settings = config.load(path)
+    port = tooling.free_port()
+    at = replace(settings.gateway, port=port)
+    async with App.open(settings) as app, anyio.create_task_group() as group:
+        group.start_soon(serve_http, app, at, False)
+        here = Gateway(path, url=f"http://127.0.0.1:{port}/mcp")
+        await tooling.until(lambda: app.http is not None)
+        yield here
+        group.cancel_scope.cancel()
+
+
+async def test_a_state_is_good_for_a_while_and_then_the_call_asks_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with gateway.serve(tmp_path, configuration()) as served:
+        with RawHttp(served) as raw:
+            question, soon = [await anyio.to_thread.run_sync(asked, raw, text) for text in ("x", "soon")]
+        assert served.started is not None
+        os.kill(served.started.pid, signal.SIGKILL)
+    now = time.time
+    async with serving_here(served.config) as here:
+        with RawHttp(here) as raw:
+            in_time = partial(going_on, raw, soon, text="soon")
+            assert status(await anyio.to_thread.run_sync(in_time)) == "success"
+            before = len(here.records(kind="approval_answered")), len(here.records(kind="approval_state_used"))
+            assert before == (1, 1)
+            monkeypatch.setattr(time, "time", lambda: now() + WAIT_SECONDS + 1)
+            refused(here, await anyio.to_thread.run_sync(going_on, raw, question))
+            # Nothing was answered by it, and nothing ran. That it came is on record, counted.
+            await tooling.until(lambda: here.records(kind="request_refused"))
+            (record,) = [each.body for each in here.records(kind="request_refused")]
+            assert (record["reason_code"], record["count"]) == ("invalid_params", 1)
+            after = len(here.records(kind="approval_answered")), len(here.records(kind="approval_state_used"))
+            assert after == before
+            assert here.records(kind="approval_answer_refused") == []
+            # The question itself still waits: its call, made again, asks it with a state that is good.
+            again = await anyio.to_thread.run_sync(asked, raw)
+            assert again["requestState"] != question["requestState"]
+            assert status(await anyio.to_thread.run_sync(going_on, raw, again)) == "success"
+            assert len(here.records(kind="approval_asked")) == 2
+            assert len(here.records(kind="approval_state_used")) == 2
