@@ -109,7 +109,10 @@ def test_the_value_of_the_last_line_is_compared_too(here: Path) -> None:
     done = again(here, call, "--json")
     assert kinds(json.loads(done.stdout)) == {"value": ["randomness"]}
     assert "nothing is kept of it" in again(here, other).stderr
-    assert "it was a step in a session" in again(here, stepped).stderr
+    refused = again(here, stepped)
+    assert refused.returncode == 2
+    assert f"it was step 1 of session {session}, and went by what was in there" in refused.stderr
+    assert f"ringfence audit show {stepped}" in refused.stderr
 
 
 def test_without_the_key_the_log_verifies_and_says_what_it_did_not_check(

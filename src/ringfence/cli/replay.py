@@ -63,8 +63,14 @@ def _why(bodies: list[Json]) -> str:
     if ended is None:
         return "it has not ended"
     of_session = ended.get("facts", {}).get("session") or {}
-    if of_session.get("session", of_session).get("id"):
-        return "it was a step in a session, which is not there any more as it was"
+    of_session = of_session.get("session", of_session)
+    if of_session.get("id"):
+        step = f"step {of_session['step']} of" if of_session.get("step") else "made in"
+        return (
+            f"it was {step} session {of_session['id']}, and went by what was in there: what earlier steps, other"
+            " contexts and background commands had left is not kept. What was kept of this call itself:"
+            f" ringfence audit show {ended.get('call_id')}"
+        )
     if ended.get("started_seq") is None:
         return "it never ran"
     if ended.get("call", {}).get("server"):
