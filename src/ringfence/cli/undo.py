@@ -109,7 +109,7 @@ def _check(calls: list[str], group: UndoGroup, url: str | None, as_agent: str | 
     if calls and group != _NOBODY:
         text = "calls are named by their ids, or chosen by --session, --agent, --since and --until: give one of them"
         common.fail(f"{text} (--as NAME says which agent undoes them)", 2)
-    if not calls and group.session is group.agent is group.since is None:
+    if not calls and group.session is None and group.agent is None and group.since is None:
         common.fail("name calls, by their ids (ringfence audit list), or by --session, --agent or --since", 2)
     if url is not None and as_agent is not None:
         common.fail("--as is for a gateway in this process; to --url, a token says which agent it is", 2)
