@@ -203,7 +203,7 @@ async def test_a_registry_that_does_not_answer_is_told_from_one_that_has_nothing
         gone = packages.PackageService(tmp_path, backend, SandboxSettings()).index(Installs(("*",)))
         page = await gone.answer("/simple/nobody-has-this/")
         assert isinstance(page.body, bytes) and b"the.registry.did.not.answer" in page.body
-        assert "127.0.0.1:1" in (await gone.answer("/refused/nobody-has-this/x.whl")).words
+        assert "127.0.0.1:1" in (await gone.answer("/refused/nobody-has-this/x.whl")).phrase
     finally:
         await backend.close()
 

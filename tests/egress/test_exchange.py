@@ -292,7 +292,7 @@ async def test_there_is_no_tunnel_there_and_no_other_rule_has_that_place() -> No
 
 
 async def test_a_refusal_is_on_record_as_one() -> None:
-    index = Answers(Reply(b"no", status=403, words="not that one", refused="package_denied"))
+    index = Answers(Reply(b"no", status=403, phrase="not that one", refused="package_denied"))
     async with box(Rules([OURS], index)) as inside:
         answer = await inside.say(request("GET"))
     assert answer.startswith(b"HTTP/1.1 403 not that one\r\n")

@@ -105,7 +105,7 @@ async def test_a_refusal_is_said_where_clients_show_it(tmp_path: Path) -> None:
         (link,) = await links(mine, name)
         reply = await mine.answer(link)
         assert (reply.status, reply.refused) == (403, "package_denied")
-        assert reply.words.startswith(words) and "\n" not in reply.words
+        assert reply.phrase.startswith(words) and "\n" not in reply.phrase
     index = mine._index
     assert isinstance(index, Kept) and index.asked == ["six", "broken"]
 
@@ -115,7 +115,7 @@ async def test_a_box_asks_for_so_many_names_and_no_more(tmp_path: Path) -> None:
     for number in range(500):
         assert (await mine.answer(f"/simple/name{number}/")).status == 404
     (link,) = await links(mine, "one-more")
-    assert "that is enough" in (await mine.answer(link)).words
+    assert "that is enough" in (await mine.answer(link)).phrase
     assert (await mine.answer("/simple/name7/")).status == 404, "what it asked for already, it may ask for again"
     index = mine._index
     assert isinstance(index, Kept) and "one-more" not in index.asked

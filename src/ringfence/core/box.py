@@ -22,9 +22,9 @@ CAN_DO_WITHOUT = ("landlock",)
 """The protections that an operator may give up by name; without any of the others there is no box."""
 
 TEMPLATES: Mapping[str, tuple[str, ...]] = {"python": (), "data": ("numpy", "pandas", "matplotlib")}
+"""The built-in templates, and the packages that each loads beforehand if they are installed."""
 TEMPLATES_NEED: Mapping[str, str] = {"data": "numpy"}
-"""The package without which a template is of no use; of its others those are loaded that there are."""
-"""Templates that need no configuration, and the packages that each has ready where they are installed."""
+"""The one package without which a template is of no use."""
 
 Ended = Literal["exited", "signalled", "timeout", "oom", "pids", "disk", "output", "policy", "cancelled", "infra"]
 Limit = Literal["wall", "cpu", "memory", "pids", "disk", "inodes", "files", "file_size", "output"]
@@ -71,7 +71,7 @@ class Program:
     stdin: bytes | int = b""
     """Bytes, or a descriptor: the reading end of a pipe that is for this box alone. It stays the caller's to close."""
     cell: bool = False
-    """It may do what people are used to from notebooks, and its report has the values that it shows."""
+    """Run the source as a notebook runs a cell: `display`, magics, and a report with the values that it shows."""
 
 
 @plain
@@ -82,13 +82,13 @@ class Input:
     """Relative to /workspace/input; may have folders."""
     source: Path | bytes
     links: bool = False
-    """Whether links on the way to a host file are followed: only where the operator, or we, wrote its path. What a user
-    names is looked up once, and found without links. A link on that path later is another's, and leads elsewhere."""
+    """Whether links on the path of a host file are followed: only if the operator, or we, wrote that path. A path that
+    a user names is resolved once, so that it has no links; a link that appears on it later was put there by another."""
 
 
 @plain
 class SetUp:
-    """What boxes of an operator's template begin with, beside its packages."""
+    """What boxes of an operator's template begin with, besides its packages."""
 
     source: str = ""
     """Python that runs once; the interpreters of sessions begin with what it made."""
@@ -105,7 +105,7 @@ class Mount:
     at: str
     mode: Literal["ro", "rw"] = "ro"
     unsafe: str = ""
-    """Why credentials may be among it, in the operator's words."""
+    """The operator's reason for mounting what may contain credentials."""
 
 
 def within(path: str, folder: str) -> bool:
@@ -115,34 +115,34 @@ def within(path: str, folder: str) -> bool:
 
 @plain
 class Outside:
-    """What a box has of the outside."""
+    """What a box has that reaches beyond it."""
 
     sends: bool = False
-    """A network, to any place."""
+    """It has a network, to any destination."""
     writes: bool = False
-    """A folder that it may write to and that outlives it: one of the host's, or a volume."""
+    """It may write to a folder that outlives it: one of the host's, or a volume."""
     sets_up: bool = False
     """Set-up code of a user runs in it before anything else."""
     opened_by: str | None = None
-    """The capability whose contract gave it all that; None: a program of the user's did."""
+    """The capability whose contract granted this; None: a program of the user's opened the box."""
 
 
 NO_OUTSIDE = Outside()
 
 
-# ── What runs in it, and waits ────────────────────────────────────────────────────────────────────
+# ── What may run and listen in it ─────────────────────────────────────────────────────────────────
 
 
 @plain
 class Listening:
-    """Whether ports that programs of a box listen on can be shown outside of it.
+    """Whether ports that programs in a box listen on can be forwarded to the host.
 
-    To listen needs no permission: the network of a box is its own, and leads nowhere.
+    Listening itself needs no permission: a box has a network of its own, which leads nowhere.
     """
 
     allowed: bool = False
     ports: tuple[tuple[str, int], ...] | None = None
-    """The ports that its owner can be shown, by name; None: any port that the owner asks for."""
+    """The ports that its owner can have forwarded, by name; None: any port."""
 
     @classmethod
     def of(cls, given: str | Mapping[str, int] | None) -> Listening:
@@ -160,7 +160,7 @@ class CommandRules:
     """Which programs a contract lets commands run, by name or by absolute path."""
 
     allow: tuple[str, ...] | None = None
-    """None: every program of the template that the others do not name."""
+    """None: every program of the template that neither `ask` nor `deny` names."""
     ask: tuple[str, ...] = ()
     """Only in a call that a person approved."""
     deny: tuple[str, ...] = ()
@@ -168,7 +168,7 @@ class CommandRules:
 
 @plain
 class Programs:
-    """Which programs a box has beside /bin/sh, by name or by absolute path."""
+    """Which programs a box has besides /bin/sh, by name or by absolute path."""
 
     allow: tuple[str, ...] | None = None
     """None: all of the template but those of `deny`."""
@@ -180,17 +180,17 @@ class Programs:
 
 @plain
 class Installs:
-    """What programs in a box may install by themselves, from an index that is ours."""
+    """What programs in a box may install by themselves, from the index that the gateway serves."""
 
     names: tuple[str, ...]
-    """`name` or a pattern; with `==version`, and ` --hash=sha256:…` behind that, where nothing else may be."""
+    """`name` or a pattern, optionally with `==version`, and after that optionally with ` --hash=sha256:…`."""
     required: Literal["any", "pinned", "hashed"] = "any"
     """How exactly an entry must name a package."""
 
 
 @plain
 class NetworkRule:
-    """One grant. None means: not limited by this."""
+    """One rule of what a box may reach. A limit that is None does not apply; hosts that no rule has are refused."""
 
     name: str
     hosts: tuple[str, ...]
@@ -198,19 +198,20 @@ class NetworkRule:
     ports: tuple[int, ...] | None = None
     methods: tuple[str, ...] | None = None
     paths: tuple[str, ...] | None = None
-    """Prefixes by whole segments: `/v1` covers `/v1` and `/v1/x`, and `/v1/` or `/v1/*` what lies under it."""
+    """Prefixes by whole segments: `/v1` covers `/v1` and `/v1/x`; `/v1/` and `/v1/*` cover only what is below it."""
     addresses: tuple[str, ...] = ()
-    """Addresses and ranges that are not public and that the hosts may nevertheless resolve to."""
+    """Addresses and ranges that are not public, but that the hosts may resolve to all the same."""
     max_bytes_out: int | None = None
     max_bytes_in: int | None = None
     per_minute: int | None = None
     terminate: bool = False
-    """TLS ends here even without methods and paths: for secrets, or to have every request on record."""
+    """Whether the proxy ends TLS even without methods and paths: for secrets, or to have every request on record."""
     installs: Installs | None = None
-    """The request goes to no host outside, but to an index of packages that we keep."""
+    """Requests go to no host outside but to our index of packages, which allows these."""
 
     @property
     def inspects(self) -> bool:
+        """Whether the proxy reads the requests, and so ends their TLS."""
         return self.terminate or self.methods is not None or self.paths is not None
 
 
@@ -223,8 +224,8 @@ class ServedRoute(Protocol):
         ...
 
     @property
-    def within(self) -> tuple[str, ...]:
-        """Hosts that programs reach within the box, and not through the proxy."""
+    def unproxied(self) -> tuple[str, ...]:
+        """Hosts inside the box, which its programs reach without the proxy."""
         ...
 
     @property
@@ -237,13 +238,13 @@ class ServedRoute(Protocol):
         ...
 
     def hold(self) -> None:
-        """Let nothing more out until `go_on`. What the box asks for meanwhile waits."""
+        """Let nothing more out until `go_on`. Requests that the box makes meanwhile wait."""
         ...
 
     def go_on(self) -> None: ...
 
     async def close(self) -> dict[str, Any]:
-        """End every connection; the `network` fact."""
+        """End every connection. Returns the `network` fact."""
         ...
 
 
@@ -252,12 +253,12 @@ class Reply:
     """An answer of the proxy itself, to a request for a place that it serves."""
 
     body: bytes | Path = b""
-    kind: str = "text/plain; charset=utf-8"
+    content_type: str = "text/plain; charset=utf-8"
     status: int = 200
-    words: str = "OK"
-    """Words for the first line, which clients show."""
+    phrase: str = "OK"
+    """The reason phrase of the status line, which clients show."""
     refused: str = ""
-    """The reason of a refusal, as a word for the record."""
+    """The reason code of a refusal, for the record; empty: nothing was refused."""
 
 
 class InstallIndex(Protocol):
@@ -288,7 +289,7 @@ class ImageRoot:
     """Its interpreter, by its path in it; empty: it has none that programs could run with."""
     version: tuple[int, int] = (0, 0)
     env: Mapping[str, str] = field(default_factory=dict)
-    """What it wants its programs to find in their environment."""
+    """The environment variables that it sets for its programs."""
 
 
 @plain
@@ -305,7 +306,7 @@ class BoxSpec:
     """The most files that are copied."""
     trees: tuple[Path, ...] = ()
     """Host folders that are readable in the box, at the same path: a virtual environment, say. No link on these paths
-    is followed: who names them has looked up where they lead."""
+    is followed: the caller has resolved them."""
     template: str = "python"
     """An operator-made baseline: `python`, or `data` with packages loaded."""
     layout: Layout = "shared"
@@ -313,18 +314,18 @@ class BoxSpec:
     tenant: str = "local"
     mounts: tuple[Mount, ...] = ()
     network: Serve | None = None
-    """None: no way out at all."""
+    """None: no network at all."""
     packages: tuple[Path, ...] = ()
     """Folders of Python packages that were installed for it, readable at the same path, where Python looks for them."""
     listening: Listening = NOBODY_LISTENS
     programs: Programs | None = None
-    """None: all of the template; then what was written in the box may be executed, too."""
+    """None: all of the template, and files that were written in the box may be executed, too."""
     installs: bool = False
-    """Programs in it may install packages by themselves, and Python looks for them where those go."""
+    """Whether programs in it may install packages by themselves. Python then looks for them in that place, too."""
     root: Path | None = None
     """A host folder with an unpacked image that is its root, read-only, instead of the host's system; for commands."""
     image: ImageRoot | None = None
-    """The same with what is known of it: Python programs run with its own interpreter."""
+    """An image as its root, with what is known of it: Python programs run with the image's own interpreter."""
 
 
 @plain
@@ -343,7 +344,7 @@ class Captured:
 
     @property
     def text(self) -> str:
-        """Readable text; what was left out is said in its place."""
+        """The stream as text, with a note in place of what was left out."""
         if not self.head and not self.total:
             return ""
         if not self.truncated:
@@ -407,28 +408,30 @@ class BoxReport:
     inputs: tuple[FileFact, ...] = ()
     files: tuple[FileFact, ...] = ()
     shown: tuple[Shown, ...] = ()
-    """What a program showed that ran as a cell would. This alone is claimed by the program."""
+    """What a program that ran as a cell showed. Of all fields this alone is claimed by the program."""
     skipped: Mapping[str, str] = field(default_factory=dict)
-    """What lay in /workspace/output and was not collected, and why."""
+    """What was in /workspace/output and was not collected, and why."""
     network: Mapping[str, Any] | None = None
-    """The `network` fact of a box that had a way out."""
+    """The `network` fact of a box that had a route out."""
     packages: tuple[Mapping[str, str], ...] = ()
     """What was installed for it: names, versions, and what the index says of their bytes."""
     commands: Literal["enforced", "advisory"] | None = None
-    """Where the box had only named programs: whether one of them runs code by itself, which then is not limited."""
+    """Whether the limit to named programs held (`enforced`), or one of them can run any code (`advisory`); None: every
+    program was allowed."""
     forged: bool = False
-    """Its interpreter reported that it was done, and went on: the supervisor ended it."""
+    """Its interpreter reported that it was done, but went on, so the supervisor ended it."""
     late: Mapping[str, Any] | None = None
     """What processes left by earlier steps did since the previous step; it is not part of this step."""
     late_stdout: Captured = Captured()
     late_stderr: Captured = Captured()
     """What those wrote since the previous step."""
     left: bool = False
-    """It left processes or threads that go on in its box, and that have a route out."""
+    """Whether it left processes or threads that go on in its box and have a route out."""
     planted: tuple[str, ...] = ()
-    """In folders that it may write to, made or changed by any program: files that programs of the host obey or run."""
+    """Files that appeared or changed in the host folders that it may write to, and that programs of the host obey or
+    run, such as `.git/hooks`. Another program may have made them."""
     trouble: tuple[str, ...] = ()
-    """Steps of tear-down that failed, and what the box itself said about a set-up that failed."""
+    """Steps of tear-down that failed, and the box's own words on a set-up that failed."""
 
 
 # ── Between a caller in this process and its box ──────────────────────────────────────────────────
@@ -436,7 +439,7 @@ class BoxReport:
 
 @plain
 class Attached:
-    """What goes beside the arguments of a call: bytes, and where bytes go. The arguments name and digest it.
+    """What a call carries besides its arguments: bytes, and where bytes go. The arguments name and digest it.
 
     Only a caller in this process can attach anything; over MCP there are arguments alone.
     """

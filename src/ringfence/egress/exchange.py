@@ -462,10 +462,10 @@ _PIECE = 1024 * 1024
 async def write_reply(reply: Reply, request: HttpRequest) -> AsyncIterator[bytes]:
     """Send a reply to the client, piece by piece. Raises Failed."""
     length = len(reply.body) if isinstance(reply.body, bytes) else await asyncio.to_thread(_size, reply.body)
-    headers = (("Content-Type", reply.kind), ("Content-Length", str(length)))
+    headers = (("Content-Type", reply.content_type), ("Content-Length", str(length)))
     whole = request.method == "GET" and length > 0
     framing = Framing("length", length) if whole else http1.NO_BODY
-    head = HttpResponse(reply.status, reply.words, headers, framing, request.close)
+    head = HttpResponse(reply.status, reply.phrase, headers, framing, request.close)
     yield http1.write_response(head, request.method, request.close)
     if not whole:
         return

@@ -25,7 +25,7 @@ from ringfence.packages.index_address import INDEX_ENV, INDEX_HOST
 if TYPE_CHECKING:  # handed in: a configuration without secrets does not load what reads them
     from ringfence.governance.broker import VaultBroker
 
-_WITHIN = ("localhost", "127.0.0.1", "::1")
+_UNPROXIED = ("localhost", "127.0.0.1", "::1")
 """Every box has these of its own; where a rule names one, it is the host's."""
 ALLOWED = "caller:allow"
 """The name of the rule that the places of a caller make."""
@@ -154,8 +154,8 @@ class ProxyServer:
 
         async def serve(listener: socket) -> ServedRoute:
             attached = await self.egress.attach(listener, compiled, _unheard, substitute=substitute)
-            within = tuple(host for host in _WITHIN if not compiled.name(names.host(host)))
-            return ProxyRoute(attached, within, handed, compiled.index)
+            unproxied = tuple(host for host in _UNPROXIED if not compiled.name(names.host(host)))
+            return ProxyRoute(attached, unproxied, handed, compiled.index)
 
         return serve
 
@@ -170,11 +170,11 @@ class ProxyRoute:
     def __init__(
         self,
         attached: BoxProxy,
-        within: tuple[str, ...],
+        unproxied: tuple[str, ...],
         handed: RouteSecrets | None = None,
         index: InstallIndex | None = None,
     ) -> None:
-        self.within = within
+        self.unproxied = unproxied
         self.env: Mapping[str, str] = {} if index is None else INDEX_ENV
         self._index = index
         self._attached = attached

@@ -59,7 +59,7 @@ _REFUSED_PATH = re.compile(r"/refused/([a-z0-9-]{1,100})/[^/]+", re.ASCII)
 _MAX_ASKED = 500
 """A box that may install anything could otherwise tell a registry anything, name by name."""
 _HTML = "text/html; charset=utf-8"
-_NOT_FOUND = Reply(b"there is no such thing here\n", status=404, words="Not Found")
+_NOT_FOUND = Reply(b"there is no such thing here\n", status=404, phrase="Not Found")
 _REASON = "package_denied"
 _DENIED = "0+not.in.sandbox.allow.packages"
 _FAILED = "0+the.registry.did.not.answer"
@@ -367,7 +367,7 @@ class BoxIndex:
             return await self._file(match[1])
         if match := _REFUSED_PATH.fullmatch(target):
             words = _line(self._why_not(match[1]))
-            return Reply(f"{words}\n".encode(), status=403, words=words, refused=_REASON)
+            return Reply(f"{words}\n".encode(), status=403, phrase=words, refused=_REASON)
         return _NOT_FOUND
 
     def handed_out(self) -> tuple[Mapping[str, Any], ...]:
@@ -420,7 +420,7 @@ class BoxIndex:
             self.trouble = exc
             words = _line(exc.message)
             # A status that clients do not retry.
-            return Reply(f"{words}\n".encode(), status=424, words=words, refused=exc.reason_code)
+            return Reply(f"{words}\n".encode(), status=424, phrase=words, refused=exc.reason_code)
         if self._along:
             self._needed |= {name for name in held.needs if not self._entries.name(name)}
             self._index.expect(name for name in held.soon if name in self._needed)

@@ -201,7 +201,7 @@ class Closing:
     """A way that is counted."""
 
     authority = None
-    within: tuple[str, ...] = ()
+    unproxied: tuple[str, ...] = ()
     env: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, listener: socket) -> None:

@@ -96,7 +96,7 @@ class NetworkOutlet:
 
 
 async def _environment(box: Box, way: ServedRoute) -> dict[str, str]:
-    env = {**_PROXIES, **dict.fromkeys(("no_proxy", "NO_PROXY"), ",".join(way.within)), **way.env}
+    env = {**_PROXIES, **dict.fromkeys(("no_proxy", "NO_PROXY"), ",".join(way.unproxied)), **way.env}
     if way.authority is None:
         return env
     given = memory_file(_system_bundle() + way.authority)
