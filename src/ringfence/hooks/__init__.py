@@ -1,1 +1,1 @@
-"""What other programs are told of calls that ended. `docs/hooks.md` says how to use it."""
+"""Delivery of the records of calls that ended to other programs. `docs/hooks.md` says how to use it."""

@@ -16,7 +16,7 @@ _LAST_WORDS = 500
 
 
 class BoxedHook:
-    """It has taken its records when the command exits with 0."""
+    """A command that exits with 0 has taken its records."""
 
     def __init__(
         self,
@@ -25,8 +25,8 @@ class BoxedHook:
         route: Callable[[], Awaitable[Route]],
         sent: Callable[[Json], Awaitable[None]],
     ) -> None:
-        """`backend` and `route` are of the configuration in force; they raise Unavailable where there are none. `sent`
-        puts the `network` fact of a box on record."""
+        """`backend` and `route` return those of the configuration in force, and raise Unavailable where there are none.
+        `sent` records the `network` fact of a box."""
         self._spec = spec
         self._sent = sent
         self._backend = backend
@@ -46,12 +46,12 @@ class BoxedHook:
         try:
             report = await to_the_end(backend.run(wanted))
         except ValueError as exc:
-            raise HookFailed("no such box can be made", said=str(exc)) from None
+            raise HookFailed("no such box can be made", output=str(exc)) from None
         if report.network is not None and any(report.network.values()):
             await self._sent(dict(report.network))
         if report.ended != "exited" or report.exit_status != 0:
             raise HookFailed(
-                _how(report), said=(report.stderr.head + report.stderr.tail).decode("utf-8", "replace")[-_LAST_WORDS:]
+                _how(report), output=(report.stderr.head + report.stderr.tail).decode("utf-8", "replace")[-_LAST_WORDS:]
             )
 
     async def close(self) -> None:

@@ -1,7 +1,7 @@
 """The process of a hook in Python: `python -m ringfence.hooks.entry TARGET`.
 
-A record comes on each line of stdin, and an answer goes out for each. When stdin ends, so does the process, whatever
-its function does just then: the gateway is gone, and the next one will hand over the record again.
+It reads a record from each line of stdin, and writes an answer to each. When stdin ends it exits at once, even if the
+function still runs: the gateway is gone, and the next one will deliver the record again.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def _read(lines: queue.SimpleQueue[bytes]) -> None:
     os._exit(0)
 
 
-def _answer(answers: Any, said: dict[str, object]) -> None:
-    answers.write(json.dumps(said) + "\n")
+def _answer(answers: Any, answer: dict[str, object]) -> None:
+    answers.write(json.dumps(answer) + "\n")
     answers.flush()
 
 

@@ -1,4 +1,4 @@
-"""How far a hook has come, on disk, and the right to hand records to it, which one process has at a time."""
+"""The position of a hook in the log, on disk, and the lock of the one process that delivers to it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class HookPosition:
         self._lock: int | None = None
 
     def take(self) -> bool:
-        """Whether this process is the one that hands over now. Raises StoreError."""
+        """Take the lock; False where another process holds it. Raises StoreError."""
         if self._lock is not None:
             return True
         try:
@@ -46,7 +46,7 @@ class HookPosition:
             self._lock = None
 
     def read(self) -> int | None:
-        """The place of the last record that it took; None where there is none. Raises StoreError."""
+        """The number of the last record that the hook took; None for a new hook. Raises StoreError."""
         try:
             descriptor = os.open(self._path, os.O_RDONLY | system.PRIVATE | system.UNHURRIED)
         except FileNotFoundError:
@@ -62,7 +62,7 @@ class HookPosition:
         raise StoreError(f"{self._path} does not say how far hook {self._name} has come; remove it to begin from now")
 
     def write(self, after: int) -> None:
-        """Waits for the disk: what is written must never be ahead of what was taken, nor be torn. Raises StoreError."""
+        """Waits for the disk: the position must never be ahead of what the hook took, nor torn. Raises StoreError."""
         beside = self._path.with_suffix(".new")
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | system.PLAIN

@@ -14,17 +14,17 @@ from ringfence.core import canonical
 from ringfence.core.model import HookSpec, Json
 from ringfence.hooks.delivery import HookFailed
 
-_LONGEST_ANSWER = 65_536
+_MAX_ANSWER = 65_536
 _GRACE_SECONDS = 5.0
 _LOAD_SECONDS = 60.0
-"""For what a module does when it is imported, on a host that may be busy: the time of a record begins after it."""
+"""The time to import the function's module, on a host that may be busy. The time for a record begins after that."""
 
 
 class PythonHook:
-    """The process stays from record to record, and is made anew after a failure that ends it."""
+    """The function's process stays for further records. After a failure that ends it, a new one is started."""
 
     def __init__(self, spec: HookSpec, environment: Mapping[str, str], folder: str) -> None:
-        """`folder` is where it runs: that of the configuration."""
+        """`folder` is its working folder: that of the configuration."""
         assert spec.python is not None
         self._spec = spec
         self._target = spec.python
@@ -52,7 +52,7 @@ class PythonHook:
                 assert process is not None and process.stdin is not None
                 process.stdin.write(canonical.dumps(record) + b"\n")
                 await process.stdin.drain()
-                said = await self._said(process)
+                answer = await self._answer(process)
         except TimeoutError:
             await self._end()
             raise HookFailed(f"it took longer than {seconds:g} s") from None
@@ -62,8 +62,8 @@ class PythonHook:
         except BaseException:
             await self._end()
             raise
-        if said.get("taken") is not True:
-            raise HookFailed("it raised an exception", said=str(said.get("error"))[:100])
+        if answer.get("taken") is not True:
+            raise HookFailed("it raised an exception", output=str(answer.get("error"))[:100])
 
     async def _start(self) -> None:
         command = [sys.executable, "-P", "-m", "ringfence.hooks.entry", self._target]
@@ -75,22 +75,22 @@ class PythonHook:
             env=dict(self._environment),
             cwd=self._folder,
             start_new_session=True,
-            limit=_LONGEST_ANSWER,
+            limit=_MAX_ANSWER,
         )
-        said = await self._said(process)
-        if said.get("loaded") is not True:
-            raise HookFailed("it cannot be loaded", said=str(said.get("error"))[:100])
+        answer = await self._answer(process)
+        if answer.get("loaded") is not True:
+            raise HookFailed("it cannot be loaded", output=str(answer.get("error"))[:100])
 
-    async def _said(self, process: asyncio.subprocess.Process) -> Json:
+    async def _answer(self, process: asyncio.subprocess.Process) -> Json:
         assert process.stdout is not None
         try:
             line = await process.stdout.readline()
-            said = json.loads(line)
+            answer = json.loads(line)
         except ValueError:
             raise EOFError from None
-        if not isinstance(said, dict):
+        if not isinstance(answer, dict):
             raise EOFError
-        return said
+        return answer
 
     async def _end(self) -> None:
         process, self._process = self._process, None
@@ -100,7 +100,7 @@ class PythonHook:
             if sys.platform == "win32":
                 process.kill()
             else:
-                os.killpg(process.pid, signal.SIGKILL)  # with whatever it started
+                os.killpg(process.pid, signal.SIGKILL)  # with the processes that it started
         with suppress(TimeoutError):
             async with asyncio.timeout(_GRACE_SECONDS):
                 await process.wait()

@@ -1,7 +1,7 @@
-"""Telling an address of questions that wait for people: each once, and once more when others may answer it, too.
+"""Delivery of questions that wait for people to an address: each once, and once more when further people may answer it.
 
-What waits is in the store, and what was told is on record, so a restart neither forgets a question nor repeats one that
-was taken. No call waits for this; a question that is not taken is tried again a few times, beside all others.
+Open questions are in the store, and each delivery is on record, so a restart neither forgets a question nor repeats one
+that was taken. No call waits for this; a delivery that fails is repeated a few times, without holding up other ones.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ TOLD = "approval_told"
 UNTOLD = "approval_untold"
 Stage = Literal["asked", "escalated"]
 Put = Callable[[Approval, Stage, str], Json]
-"""How a question is put to people at a stage; the last is the hash of its record."""
+"""Makes the message from a question, its stage and the hash of its record."""
 PAUSES = (1.0, 5.0, 30.0, 120.0)
-"""Between attempts; after the last one it is given up."""
+"""Seconds between attempts; after the last one the question is given up."""
 _LOOK_SECONDS = 0.25
-_TURN_SECONDS = 2.0
+_TAKE_OVER_SECONDS = 2.0
 _AT_ONCE = 8
 _Told = tuple[str, Stage]
 
@@ -47,7 +47,7 @@ class Post(Protocol):
 
 
 class QuestionDelivery:
-    """One address, and the questions of which it is told."""
+    """Delivers questions to one address."""
 
     def __init__(self, spec: HookSpec, hook: Post, store: Store, put: Put, pauses: Sequence[float] = PAUSES) -> None:
         self.name = spec.name
@@ -57,23 +57,23 @@ class QuestionDelivery:
         self._store = store
         self._put = put
         self._pauses = pauses
-        self._place = HookPosition(store.folder, spec.name)
+        self._position = HookPosition(store.folder, spec.name)
         self._mine = False
         self._seen: set[_Told] = set()
-        """Told, given up, or under way."""
+        """Questions that were delivered, given up, or are under way."""
         self._under_way = 0
         self._at_once = anyio.Semaphore(_AT_ONCE)
 
     def begin(self) -> None:
-        """Of several gateways with one state, one tells. Waits for the disk. Raises StoreError."""
-        self._mine = self._place.take()
+        """Become the process that delivers, unless another one is. Waits for the disk. Raises StoreError."""
+        self._mine = self._position.take()
 
     def behind(self) -> int:
-        """How many questions it is still to be told of."""
+        """How many questions wait to be delivered."""
         return self._under_way
 
     async def run(self) -> None:
-        """Tell until cancelled."""
+        """Deliver until cancelled."""
         try:
             while not self._mine:
                 try:
@@ -81,7 +81,7 @@ class QuestionDelivery:
                 except StoreError as exc:
                     log.error("hook %s: %s", self.name, exc)
                 if not self._mine:
-                    await anyio.sleep(_TURN_SECONDS)
+                    await anyio.sleep(_TAKE_OVER_SECONDS)
             version: int | None = None
             async with anyio.create_task_group() as group:
                 while True:
@@ -98,10 +98,10 @@ class QuestionDelivery:
         finally:
             with anyio.CancelScope(shield=True):
                 await self._hook.close()
-            self._place.release()
+            self._position.release()
 
     def _waiting(self) -> list[_Told]:
-        """Of what waits, what it was not told, and is of a tenant that it is told of."""
+        """Open questions of the hook's tenants that were not delivered yet."""
         reader = self._store.reader()
         waiting: list[str] = []
         for tenant in self._tenants or (None,):
@@ -123,14 +123,14 @@ class QuestionDelivery:
 
     async def _tell(self, ident: str, stage: Stage) -> None:
         try:
-            await self._patiently(ident, stage)
+            await self._tell_until_taken(ident, stage)
         except StoreError as exc:
-            log.error("hook %s: it cannot be recorded that it was told of %s: %s", self.name, ident, exc)
+            log.error("hook %s: the delivery of question %s could not be recorded: %s", self.name, ident, exc)
         finally:
             self._under_way -= 1
 
-    async def _patiently(self, ident: str, stage: Stage) -> None:
-        """Until it is taken, given up, or answered meanwhile."""
+    async def _tell_until_taken(self, ident: str, stage: Stage) -> None:
+        """Until the address takes it, we give up, or a person answers it meanwhile."""
         number = 0
         while True:
             message = await in_thread(lambda: self._message(ident, stage))
@@ -145,7 +145,7 @@ class QuestionDelivery:
                 why = str(exc)
             except Exception as exc:  # the edge of a hook: a fault of ours must not end the gateway
                 log.exception("hook %s failed inside the gateway", self.name)
-                why = f"an error of its gateway ({type(exc).__name__})"
+                why = f"the gateway itself failed ({type(exc).__name__})"
             else:
                 self.counts.taken += 1
                 self.counts.failing = None
@@ -154,7 +154,7 @@ class QuestionDelivery:
             self.counts.failures += 1
             self.counts.failing = why
             if number == len(self._pauses):
-                log.warning("hook %s: %s; it is not told of %s", self.name, why, ident)
+                log.warning("hook %s failed: %s; question %s is not delivered to it", self.name, why, ident)
                 await self._record(UNTOLD, ident, {"stage": stage, "why": why, "attempts": number + 1})
                 return
             await anyio.sleep(self._pauses[number])
@@ -171,5 +171,5 @@ class QuestionDelivery:
     async def _record(self, kind: str, ident: str, body: Json) -> None:
         asked = await in_thread(lambda: self._store.reader().approval(ident, brief=True))
         if asked is not None:
-            said = {"approval": ident, "hook": self.name, **body}
-            await self._store.write(lambda tx: tx.append(kind, asked.call_id, said), durable=True)
+            whole = {"approval": ident, "hook": self.name, **body}
+            await self._store.write(lambda tx: tx.append(kind, asked.call_id, whole), durable=True)

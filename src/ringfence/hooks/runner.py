@@ -29,7 +29,7 @@ class HookRunner:
     """Runs the hooks of the configuration in force."""
 
     def __init__(self, store: Store, make: Callable[[HookSpec], Hook], put: Put) -> None:
-        """`put` says how a question is put to people."""
+        """`put` makes the message of a question that waits for people."""
         self._store = store
         self._make = make
         self._put = put
@@ -42,7 +42,7 @@ class HookRunner:
         *,
         task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Until cancelled. Once it says that it has started, nothing that ends is missed."""
+        """Run until cancelled. From `task_status.started()` on, no record of a call that ends is missed."""
         async with anyio.create_task_group() as group:
             self._group = group
             try:
@@ -53,7 +53,7 @@ class HookRunner:
                 self._group = None
 
     async def use(self, specs: Mapping[str, HookSpec]) -> None:
-        """Other hooks from now on. Those that stay the same go on."""
+        """Replace the hooks that run by these. A hook whose specification is unchanged keeps running."""
         if self._group is None:
             return
         for name, running in list(self._running.items()):
@@ -63,7 +63,7 @@ class HookRunner:
         for name, spec in specs.items():
             if name not in self._running:
                 delivery = self._delivery(spec)
-                with suppress(StoreError):  # it tries again
+                with suppress(StoreError):  # `run` tries again, and reports it
                     await anyio.to_thread.run_sync(delivery.begin)
                 running = self._running[name] = _Running(spec, delivery, anyio.CancelScope(), anyio.Event())
                 self._group.start_soon(self._deliver, running)

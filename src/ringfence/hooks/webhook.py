@@ -20,10 +20,10 @@ _TYPE = "ringfence.calls_ended"
 
 
 class WebhookHook:
-    """Posts to one address, which was checked, and to no other that it may name."""
+    """Posts to one address, after checking what it resolves to, and follows no redirect."""
 
     def __init__(self, spec: HookSpec, secret: Callable[[], Awaitable[Secret]]) -> None:
-        """`secret` gives a handle for one use."""
+        """`secret` returns a handle for one use."""
         assert spec.url is not None
         self._spec = spec
         self._url = spec.url
@@ -34,7 +34,7 @@ class WebhookHook:
         await self.post(ident, {"type": _TYPE, "hook": self._spec.name, "records": list(records)})
 
     async def post(self, ident: str, message: Json) -> None:
-        """One message, of which others recognise by its id that they have it. Raises as `take` does."""
+        """Post one message. Its receiver recognises by the id one that it has already. Raises as `take` does."""
         body = canonical.dumps(message)
         secret = await self._secret()
         try:
@@ -42,7 +42,7 @@ class WebhookHook:
         finally:
             secret.revoke()
         host = url_parts(self._url).endpoint.host
-        # An address in numbers is named by being written down.
+        # An IP address in the URL counts as one that the configuration names.
         literal = () if host.address is None else (str(host.address),)
         addresses = await check_url(self._url, (*self._spec.addresses, *literal))
 
