@@ -67,7 +67,7 @@ def test_a_case_that_fails_is_shown_with_the_rule_that_decided(folder: Path) -> 
         "  expected  deny by no-deletes",
         "  got       ask: marked by std-write (audit write capabilities)",
         "  decisive  std-write, the contract of create_ticket (approval boss)",
-        "  because   rule no-deletes was to match, and did not",
+        "  because   rule no-deletes should have matched, but did not",
         "",
     ]
     told = json.loads(run("policy", "test", "rules.yaml", "--json", cwd=folder).stdout)

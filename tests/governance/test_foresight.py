@@ -148,10 +148,10 @@ def test_a_case_gives_labels_and_a_mode_to_a_tool_without_contract() -> None:
     ("given", "said"),
     [
         ({"expect": "deny"}, "expected deny, got allow"),
-        ({"rules": ("other",)}, "rule other was to match, and did not"),
-        ({"rules": ()}, "no rule was to match, and std-write did"),
-        ({"not_rules": ("std-write",)}, "rule std-write was not to match, and did"),
-        ({"approval": "boss"}, "approval boss was to be asked for, and none was"),
+        ({"rules": ("other",)}, "rule other should have matched, but did not"),
+        ({"rules": ()}, "no rule should have matched, but std-write did"),
+        ({"not_rules": ("std-write",)}, "rule std-write should not have matched, but did"),
+        ({"approval": "boss"}, "approval boss should have been asked for, but none was"),
     ],
 )
 def test_a_case_that_fails_says_why(given: dict[str, Any], said: str) -> None:
@@ -168,5 +168,5 @@ def test_a_call_that_never_gets_to_policy_is_denied() -> None:
     nowhere = replace(WRITE, environments=("production",))
     assert tried(contract=nowhere, expect="deny").ok
     assert tried(contract=nowhere, expect="deny", rules=("std-write",)).unlike == (
-        "rule std-write was to match, and policy was not asked",
+        "rule std-write should have matched, but policy was not asked",
     )

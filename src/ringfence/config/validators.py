@@ -16,7 +16,7 @@ from ringfence.core.quoting import quoted
 from ringfence.core.sizes import parse_size
 from ringfence.egress import rules
 from ringfence.governance.call_meta import TRACE
-from ringfence.governance.cases import TOGETHER
+from ringfence.governance.cases import COMBINABLE
 from ringfence.governance.policy import PRESETS
 from ringfence.identity.answers import PUBLIC_KEY, public_key
 from ringfence.packages.allowlist import AllowedPackage
@@ -352,8 +352,8 @@ def expected(words: list[str]) -> list[str]:
     """What a case expects: one verdict."""
     if len(set(words)) < len(words):
         raise ValueError("the same word twice")
-    if len(words) > 1 and not set(words) <= set(TOGETHER):
-        raise ValueError(f"{' and '.join(words)} cannot both be: only {' and '.join(TOGETHER)} go together")
+    if len(words) > 1 and not set(words) <= set(COMBINABLE):
+        raise ValueError(f"{' and '.join(words)} cannot both be: only {' and '.join(COMBINABLE)} go together")
     return words
 
 

@@ -1,4 +1,4 @@
-"""Cases beside the rules, tried: what policy says of each, and where that is not what was expected."""
+"""Runs the test cases of policy files: what policy decides on each, and how that differs from what was expected."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ringfence.governance.foresight import Foresight, Judgement
 
 @dataclass(frozen=True, slots=True)
 class TriedCase:
-    """What a case came to."""
+    """A case, and the decision on it."""
 
     case: PolicyCase
     verdict: str
@@ -22,7 +22,7 @@ class TriedCase:
     judgement: Judgement | None
     """None where the call was refused before policy was asked."""
     unlike: tuple[str, ...]
-    """What is not as expected, a sentence each."""
+    """The differences from what was expected, a sentence each."""
 
     @property
     def ok(self) -> bool:
@@ -32,12 +32,12 @@ class TriedCase:
 def run_case(
     case: PolicyCase, foresight: Callable[[str | None], Foresight], principal: Callable[[str], Principal]
 ) -> TriedCase:
-    """Decide one case. `foresight` gives what is in force in an environment, and `principal` the agent of a name."""
+    """Decide one case. `foresight` returns the rules in force in an environment, `principal` the agent of a name."""
     ahead = foresight(case.environment)
     try:
         judgement = ahead.judge(*_call(case, ahead, principal(case.agent)))
     except Refused as exc:
-        missing = [f"rule {name} was to match, and policy was not asked" for name in case.rules or ()]
+        missing = [f"rule {name} should have matched, but policy was not asked" for name in case.rules or ()]
         wrong = [] if case.expect == "deny" else [f"expected {case.expect}, got deny"]
         return TriedCase(case, "deny", exc.message, None, (*wrong, *missing))
     unlike = tuple(_unlike(case, judgement))
@@ -67,11 +67,11 @@ def _unlike(case: PolicyCase, got: Judgement) -> Iterator[str]:
     matched = got.matched
     for name in case.rules or ():
         if name not in matched:
-            yield f"rule {name} was to match, and did not"
+            yield f"rule {name} should have matched, but did not"
     if case.rules == () and matched:
-        yield f"no rule was to match, and {', '.join(matched)} did"
+        yield f"no rule should have matched, but {', '.join(matched)} did"
     for name in case.not_rules:
         if name in matched:
-            yield f"rule {name} was not to match, and did"
+            yield f"rule {name} should not have matched, but did"
     if case.approval is not None and case.approval not in got.asks:
-        yield f"approval {case.approval} was to be asked for, and {', '.join(got.asks) or 'none'} was"
+        yield f"approval {case.approval} should have been asked for, but {', '.join(got.asks) or 'none'} was"

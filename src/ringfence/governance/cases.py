@@ -1,4 +1,4 @@
-"""Cases beside the rules: a call, and what policy is expected to say of it."""
+"""Test cases in policy files: a made-up call, and what policy is expected to decide on it."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import field
 from ringfence.core.model import CallKind, Json, Mode
 from ringfence.core.record import dataclass
 
-TOGETHER = ("ask", "sandbox")
-"""Of the words for what is expected, those that may both be."""
+COMBINABLE = ("ask", "sandbox")
+"""Expected verdicts that can both be true of one call."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyCase:
-    """One call, made up, and what is expected of it."""
+    """A made-up call, and the decision that is expected on it."""
 
     name: str
     place: tuple[str, int, int]
     """File, line and column."""
     tool: str
-    """Of a resource its URI, of a prompt its name."""
+    """The tool's name; for a resource its URI, for a prompt its name."""
     expect: str
-    """A verdict, as `policy.verdict` says it."""
+    """The expected verdict, in the words of `policy.verdict`."""
     kind: CallKind = "tool"
     server: str | None = None
     arguments: Json = field(default_factory=dict)
@@ -30,16 +30,18 @@ class PolicyCase:
     roles: tuple[str, ...] = ()
     person: str | None = None
     environment: str | None = None
-    """None: that of the configuration."""
+    """The environment; None: that of the configuration."""
     labels: tuple[str, ...] | None = None
-    """None: those of the contract."""
+    """The labels of the call itself; None: those of its contract."""
     taint: tuple[str, ...] = ()
-    """Labels that are in force: of what its agent read before."""
+    """The labels in force, of what its agent has read before."""
     mode: Mode | None = None
-    """Of a tool that has no contract."""
+    """The mode of a tool that has no contract."""
     rules: tuple[str, ...] | None = None
-    """Each of these matches; none at all does where this is empty."""
+    """Rules that must match; an empty tuple: no rule may match; None: any rules may."""
     not_rules: tuple[str, ...] = ()
+    """Rules that must not match."""
     approval: str | None = None
+    """An approval rule that must ask."""
     would: str | None = None
-    """The verdict, had the rules in shadow mode been in force."""
+    """The verdict that is expected if the rules in shadow mode were in force."""
