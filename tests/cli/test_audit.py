@@ -173,7 +173,7 @@ def test_an_id_must_mean_one_call(log: Log) -> None:
 def test_a_call_of_a_server_is_not_replayed(log: Log) -> None:
     shown = log.audit("replay", "call_aaa1")
     assert shown.returncode == 2
-    assert "a server carried it out, and may do so again" in shown.stderr
+    assert "a server carried it out, and could have its effects again" in shown.stderr
 
 
 def test_a_call_under_way_is_listed(tmp_path: Path) -> None:

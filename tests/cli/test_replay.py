@@ -108,7 +108,7 @@ def test_the_value_of_the_last_line_is_compared_too(here: Path) -> None:
         gateways.run("call", "close_session", "--args", json.dumps({"session": session}), "--url", served.url)
     done = again(here, call, "--json")
     assert kinds(json.loads(done.stdout)) == {"value": ["randomness"]}
-    assert "nothing is kept of it" in again(here, other).stderr
+    assert "its program was not kept" in again(here, other).stderr
     refused = again(here, stepped)
     assert refused.returncode == 2
     assert f"it was step 1 of session {session}, and went by what was in there" in refused.stderr
@@ -159,13 +159,13 @@ def test_nothing_of_the_program_stands_in_the_state_in_clear(here: Path) -> None
 def test_what_cannot_be_run_again_says_why(here: Path) -> None:
     brief = again(here, made(here, "brief", command="echo x"))
     assert brief.returncode == 2
-    assert "nothing is kept of it; write `record: full` under its capability" in brief.stderr
+    assert "its program was not kept; write `record: full` under its capability" in brief.stderr
     secret = again(here, made(here, "run_shell", command="echo ghp_" + "a1B2c3D4e5F6g7H8i9J0" * 2))
     assert secret.returncode == 2
-    assert "its arguments held what is a secret, or looks like one" in secret.stderr
+    assert "its arguments contained a secret, or text that looks like one" in secret.stderr
     gone = made(here, "run_shell", command="echo y")
     assert gateways.run("audit", "erase", gone, "--config", here / "ringfence.yaml").returncode == 0
     erased = again(here, gone)
     assert erased.returncode == 2
-    assert "what was kept of it was erased" in erased.stderr
+    assert "the kept program was erased" in erased.stderr
     assert gateways.run("audit", "verify", "--config", here / "ringfence.yaml").returncode == 0

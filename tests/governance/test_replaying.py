@@ -41,14 +41,14 @@ def test_what_is_stable_now_and_was_other_then_is_the_environments_where_that_ch
 
 def test_a_day_that_is_over_is_the_clock() -> None:
     now = seen("Friday")
-    assert kinds(seen("Thursday"), Reruns((now, now), still_clock=(seen("Thursday"), seen("Thursday")))) == {
+    assert kinds(seen("Thursday"), Reruns((now, now), held_clock=(seen("Thursday"), seen("Thursday")))) == {
         "stdout": ("clock",)
     }
 
 
 def test_what_is_drawn_once_for_many_boxes_is_randomness() -> None:
     now, held = seen("1234"), seen("99")
-    runs = Reruns((now, now), still_clock=(now, now), no_chance=(held, held), neither=(held, held))
+    runs = Reruns((now, now), held_clock=(now, now), held_random=(held, held), held_both=(held, held))
     assert kinds(seen("5678"), runs) == {"stdout": ("randomness",)}
 
 

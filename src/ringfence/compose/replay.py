@@ -1,4 +1,4 @@
-"""Running a recorded program again: in fresh boxes, without a network, secrets or anything that it could write to."""
+"""Runs a recorded program again: in fresh boxes, without a network, secrets or a place outside to write to."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _STILL: Mapping[str, str] = {"PYTHONHASHSEED": "0"}
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What became of running it again."""
+    """How many runs were made, and how they differ from the one on record."""
 
     runs: int
     differences: tuple[Difference, ...]
     environment: tuple[Difference, ...]
-    """What is another around it than then, whether or not it mattered."""
+    """What has changed in its environment, whether or not it mattered."""
 
     @property
     def same(self) -> bool:
@@ -58,9 +58,9 @@ async def replay(settings: Config, kept: Json, call_id: str) -> Replayed:
             began = float(kept["began"])
             # Not all of them can be run so: then they say nothing.
             with suppress(RingfenceError):
-                found = replace(found, still_clock=(await again.run(began), await again.run(began)))
-                found = replace(found, no_chance=(await again.run(None, _CHANCE), await again.run(None, _CHANCE)))
-                found = replace(found, neither=(await again.run(began, _CHANCE), await again.run(began, _CHANCE)))
+                found = replace(found, held_clock=(await again.run(began), await again.run(began)))
+                found = replace(found, held_random=(await again.run(None, _CHANCE), await again.run(None, _CHANCE)))
+                found = replace(found, held_both=(await again.run(began, _CHANCE), await again.run(began, _CHANCE)))
         return Replayed(again.count, tuple(differences(then, found, bool(environment))), tuple(environment))
 
 
@@ -98,7 +98,8 @@ class _Again:
         return surroundings(name, ready, tuple(dict.fromkeys([*added, *asked])), executor.backend.name)
 
     async def run(self, start: float | None = None, chance: int | None = None) -> Json:
-        """What came of one run; with its clock or its random numbers held, where they are given. Raises Unavailable."""
+        """The observations of one run. `start` holds its clock from that time on, `chance` its random numbers by that
+        seed. Raises Unavailable."""
         kept = self._kept
         given = {name: value for name, value in kept["arguments"].items() if name in ("code", "command", "language")}
         if start is not None or chance is not None:

@@ -1,7 +1,7 @@
-"""What is kept of a run so that it can be run again: what it was made of, what it had, and what came of it.
+"""What is kept of a run so that it can be run again: its program, its limits and environment, and its output.
 
-It is kept where a contract says `record: full`, sealed, and apart from the log. Where the arguments hold what is, or
-looks like, a secret, they are not kept: a run of something else would prove nothing.
+It is kept where a contract says `record: full`, sealed, and apart from the log. Arguments that contain a secret, or
+text that looks like one, are not kept at all: to run a redacted program again would prove nothing.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 
 _MAX_TEXT = 20_000
 _HIDDEN = frozenset({CONTROL, INVISIBLE})
-"""What is removed from a text that people read, and is no secret."""
+"""Rules by which the guard removes characters, and no secrets."""
 
 
 def run_to_keep(state: CallState, removed: Mapping[str, int], environment: Json) -> Json | None:
-    """None for a call that was no run in a fresh box. `removed` is what redaction found in its arguments."""
+    """What is kept of a run in a fresh box; None for any other call. `removed` counts what redaction found in its
+    arguments, by rule."""
     ran = state.ran
     call = state.call
     if not state.is_own or ran is None or state.within is not None or state.contract is None:

@@ -1,7 +1,7 @@
-"""Two runs of one program compared: what differs, and why, as far as further runs can tell.
+"""Two runs of one program compared: what differs, and why, as far as further runs can show.
 
-A cause is found by taking it away. If runs agree once the clock is held at the time of the first one, it was the clock;
-if they agree once what is random is not, it was randomness. What nothing explains is said to be that.
+A cause is found by removing it. If runs agree once the clock is held at the time of the first one, it was the clock; if
+they agree once random numbers are held, it was randomness. A difference that no cause explains is reported as such.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_SHOWN = 200
 @dataclass(frozen=True, slots=True)
 class Difference:
     what: str
-    """`ending`, `stdout`, `stderr`, `value`, the path of a file, or what of the environment."""
+    """`ending`, `stdout`, `stderr`, `value`, the path of a file, or a key of the environment."""
     kinds: tuple[Kind, ...]
     then: str
     now: str
@@ -30,18 +30,18 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Reruns:
-    """What came of running it again; each twice, but for those that could not be made."""
+    """The observations of further runs, a pair of each kind; None where that kind could not be run."""
 
     plain: tuple[Json, Json]
-    still_clock: tuple[Json, Json] | None = None
+    held_clock: tuple[Json, Json] | None = None
     """With the clock held at the time of the first run."""
-    no_chance: tuple[Json, Json] | None = None
+    held_random: tuple[Json, Json] | None = None
     """With the same random numbers."""
-    neither: tuple[Json, Json] | None = None
+    held_both: tuple[Json, Json] | None = None
 
 
 def parts_of(seen: Json) -> dict[str, str]:
-    """What came of a run, part by part, each by what tells whether it is the same."""
+    """The parts of an observed run, each as the text or digest that it is compared by."""
     out = {name: str(seen[name]["sha256"]) if isinstance(seen[name], dict) else str(seen[name]) for name in _PARTS}
     return out | dict(seen["files"])
 
@@ -51,7 +51,7 @@ def differs(then: Json, now: Json) -> bool:
 
 
 def differences(then: Json, runs: Reruns, changed: bool) -> list[Difference]:
-    """What differs between the run on record and now. `changed`: its environment is another one."""
+    """What differs between the run on record and now. `changed`: its environment has changed, too."""
     before, now = parts_of(then), parts_of(runs.plain[0])
     names = [name for name in dict.fromkeys([*before, *now]) if before.get(name) != now.get(name)]
     return [
@@ -64,20 +64,20 @@ def _causes(name: str, then: Json, runs: Reruns, changed: bool) -> tuple[Kind, .
     varies = not _agree(name, runs.plain)
     if varies:
         tried: tuple[tuple[tuple[Json, Json] | None, tuple[Kind, ...]], ...] = (
-            (runs.still_clock, ("clock",)),
-            (runs.no_chance, ("randomness",)),
-            (runs.neither, ("clock", "randomness")),
+            (runs.held_clock, ("clock",)),
+            (runs.held_random, ("randomness",)),
+            (runs.held_both, ("clock", "randomness")),
         )
         for pair, kinds in tried:
             if pair is not None and _agree(name, pair):
                 return kinds
-    elif runs.still_clock is not None:
-        if parts_of(runs.still_clock[0]).get(name) == parts_of(then).get(name):
+    elif runs.held_clock is not None:
+        if parts_of(runs.held_clock[0]).get(name) == parts_of(then).get(name):
             return ("clock",)
-        # What is drawn once for many boxes, such as the seed of hashes, is the same in runs right after each other.
-        if runs.no_chance is not None and _is_moved(name, runs.plain, runs.no_chance, runs.still_clock):
+        # A random value that many boxes share, such as the seed of hashes, is the same in two runs in a row.
+        if runs.held_random is not None and _only_moves(name, runs.plain, runs.held_random, runs.held_clock):
             return ("randomness",)
-    if runs.still_clock is None and (found := _looks_like(name, then, runs.plain[0])):
+    if runs.held_clock is None and (found := _looks_like(name, then, runs.plain[0])):
         return found
     if any(any(seen["network"].values()) for seen in (then, runs.plain[0])):
         return ("network",)
@@ -86,8 +86,8 @@ def _causes(name: str, then: Json, runs: Reruns, changed: bool) -> tuple[Kind, .
     return ("output",) if name in _PARTS else ("files",)
 
 
-def _is_moved(name: str, plain: tuple[Json, Json], by: tuple[Json, Json], other: tuple[Json, Json]) -> bool:
-    """Whether holding one thing makes it another, and holding something else does not."""
+def _only_moves(name: str, plain: tuple[Json, Json], by: tuple[Json, Json], other: tuple[Json, Json]) -> bool:
+    """Whether a part changes when one cause is held, and stays as it was when the other one is."""
     return _agree(name, by) and not _agree(name, (plain[0], by[0])) and _agree(name, (plain[0], other[0]))
 
 
@@ -106,7 +106,7 @@ _CHANCE = re.compile(
 
 
 def _looks_like(name: str, then: Json, now: Json) -> tuple[Kind, ...]:
-    """Of a command, whose clock and random numbers nobody can hold: what the difference looks like."""
+    """The causes of a difference by what the texts look like: a command's clock and random numbers cannot be held."""
     if name not in ("stdout", "stderr"):
         return ()
     old, new = then[name]["text"], now[name]["text"]
@@ -119,7 +119,7 @@ def _looks_like(name: str, then: Json, now: Json) -> tuple[Kind, ...]:
 
 
 def shown(seen: Json, name: str) -> str:
-    """A part as a person reads it: of a text the first line of it, of a file its digest."""
+    """A part as a person reads it: the first characters of a text, or the digest of a file."""
     part = seen.get(name) if name in _PARTS else seen["files"].get(name)
     if isinstance(part, dict):
         return str(part["text"])[:_MAX_SHOWN]
@@ -127,7 +127,7 @@ def shown(seen: Json, name: str) -> str:
 
 
 def environment_changes(then: Mapping[str, object], now: Mapping[str, object]) -> list[Difference]:
-    """What of its environment is another than then."""
+    """What has changed in the environment since."""
     return [
         Difference(name, ("environment",), str(then.get(name)), str(now.get(name)))
         for name in dict.fromkeys([*then, *now])
@@ -135,7 +135,7 @@ def environment_changes(then: Mapping[str, object], now: Mapping[str, object]) -
     ]
 
 
-# ── Taking a cause away, in Python ────────────────────────────────────────────────────────────────
+# ── Holding the clock and random numbers, in Python ───────────────────────────────────────────────
 
 _HOLD = """
 def hold(start, chance):
@@ -185,11 +185,11 @@ def hold(start, chance):
 
 
 def held(code: str, start: float | None, chance: int | None) -> str:
-    """The program with its clock, or its random numbers, held. It begins with one more line."""
+    """The program with its clock, its random numbers, or both held, by one line before its first."""
     return f"exec({_HOLD!r} + 'hold({start!r}, {chance!r})', {{}})\n{code}"
 
 
 def can_be_held(tool_arguments: Json) -> bool:
-    """Whether it is Python that another line may be put before."""
+    """Whether it is Python that can begin with another line, which `from __future__` may not follow."""
     code = tool_arguments.get("code")
     return isinstance(code, str) and tool_arguments.get("language", "python") == "python" and "__future__" not in code
