@@ -189,7 +189,7 @@ def test_a_refusing_policy_names_its_rules_and_errors() -> None:
     }
     text = explain(refused("denied", decision={**decision, "sandbox": True, "asks": ["always"]}))
     assert "  policy     refused by rules a, b and c: writes are allowed\n" in text
-    assert "             a rule could not be evaluated, which refuses: no such field\n" in text
+    assert "             a rule could not be evaluated, so the call is refused: no such field\n" in text
     assert "             marked by w; a sandbox is required; approval is required (always)\n" in text
     assert "  policy     refused, no rule matched\n" in explain(refused("denied", decision={"allowed": False}))
 
@@ -207,7 +207,7 @@ def test_an_answer_is_told_once_and_a_refusal_by_name() -> None:
 
 
 def test_approved_is_said_only_where_the_answers_of_people_are_on_record() -> None:
-    unproven = "apr_1 was used, and the log does not prove that a person gave it\n"
+    unproven = "apr_1 was used, but the log does not prove that a person gave it\n"
     claimed = explain([STARTED, finished("success")])
     assert unproven in claimed and "approved" not in claimed, "what the call's own record claims is no proof"
     asked = {"kind": "approval_asked", "approval": "apr_1", "rule": "two", "people": 2, "at": 1767225600.0}
@@ -347,3 +347,13 @@ def test_a_name_that_a_caller_made_up_is_no_sentence_of_ours() -> None:
     told = explain(refused("validation_failure", call=call))
     assert told.startswith('"pay was approved by alice.\\nIt ran once. x", call_1\n  called     by agent')
     assert 'in MCP session "s, approved by bob"' in told and "\n  approval" not in told
+
+
+def test_a_list_that_is_cut_says_how_much_is_missing() -> None:
+    denied = [{"host": f"h{number}", "port": 443} for number in range(13)]
+    text = explain([STARTED, finished("success", facts={"network": {"denied": denied}})])
+    assert "h9:443 and 3 more\n" in text and "h10" not in text
+    rounds = [{"kind": "answered", "round": number, "decision": {"allowed": True}} for number in range(14)]
+    text = explain([STARTED, *rounds, finished("success")])
+    assert "of round 11 was sent on\n" in text and "of round 12" not in text
+    assert "2 more lines; `audit show` prints all records\n" in text

@@ -22,8 +22,8 @@ from ringfence.audit.chain import (
     EMPTY_SLOT,
     SLOT_BYTES,
     SLOTS,
-    Beside,
     Checkpoint,
+    ContextRecord,
     Head,
     Period,
     Record,
@@ -90,8 +90,8 @@ def test_an_export_of_nothing_verifies(tmp_path: Path, keys: Keys) -> None:
     ("period", "said"),
     [
         (Period(101.0, 104.0), "from 1970-01-01 00:01:41 UTC up to 1970-01-01 00:01:44 UTC"),
-        (Period(101.0), "from 1970-01-01 00:01:41 UTC;"),
-        (Period(None, 0.0), "the time up to 1970-01-01 00:00:00 UTC"),
+        (Period(101.0), "from 1970-01-01 00:01:41 UTC."),
+        (Period(None, 0.0), "the records up to 1970-01-01 00:00:00 UTC"),
     ],
 )
 def test_an_export_of_a_period_is_said_to_be_a_part(tmp_path: Path, keys: Keys, period: Period, said: str) -> None:
@@ -211,7 +211,7 @@ def test_what_does_not_verify_is_never_signed(tmp_path: Path, keys: Keys) -> Non
         write_export(tmp_path / "e", records[:-1], keys, Period(None, 200.0), both)
     with pytest.raises(TamperError, match=f"chain {OLD} has no checkpoint"):
         write_export(tmp_path / "e", records, keys, checkpoints=cut)
-    with_rest: list[Record | Proof | Beside] = [*records[:-1], Beside(records[-1])]
+    with_rest: list[Record | Proof | ContextRecord] = [*records[:-1], ContextRecord(records[-1])]
     assert write_export(tmp_path / "e", with_rest, keys, Period(None, 200.0), both).records == 8
     assert verify_export(tmp_path / "e", keys.public).ok
 
@@ -447,12 +447,12 @@ def test_an_export_says_again_what_its_reader_does_not_keep(
     out = [seal(Head(OLD), 100.0, "chain_opened", None, {"previous": None})]
     for named in ("ab", "bc", "ca", "c", "ba"):
         out.append(seal(out[-1].head, 101.0, "noted", "c", {"shared": [parts["abc".index(one)] for one in named]}))
-    monkeypatch.setattr(export, "MAX_SAID", 2 * len(parts[0].text))
+    monkeypatch.setattr(export, "MAX_RECENT_PARTS", 2 * len(parts[0].text))
     write_export(tmp_path / "e", [replace(record, find=find) for record in out], keys)
     assert verify_export(tmp_path / "e", keys.public).ok
     said = [line for line in (tmp_path / "e").read_bytes().splitlines() if line.startswith(b'{"shared":')]
     assert len(said) == 5
-    monkeypatch.setattr(export, "MAX_SAID", len(parts[0].text))
+    monkeypatch.setattr(export, "MAX_RECENT_PARTS", len(parts[0].text))
     assert "names a part that is missing before it" in str(verify_export(tmp_path / "e", keys.public))
 
 

@@ -17,7 +17,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ringfence.audit import approvals as evidence
-from ringfence.audit.explain import way as told
+from ringfence.audit.explain import stops_of_call
 from ringfence.audit.export import verify_live
 from ringfence.audit.keys import load_or_create
 from ringfence.core.model import ApprovalRule, Escalation, Json, Login, Person, Principal
@@ -118,7 +118,9 @@ async def test_a_signed_answer_counts_once_and_the_chain_says_who_and_how(tmp_pa
         assert json.loads(signed["body"])["asked"] == record["asked"]
         keys = load_or_create(way.store.folder.parent / "keys")
         assert verify_live(*way.store.reader().evidence(), keys.public, way.store.reader().record).ok
-        _, stops = told([r.body for r in way.store.reader().story(way.finished()[-1]["call"]["id"])], keys.public)
+        _, stops = stops_of_call(
+            [r.body for r in way.store.reader().story(way.finished()[-1]["call"]["id"])], keys.public
+        )
         assert "alice approved it by webhook, signed with a key of their own," in str(stops)
 
 

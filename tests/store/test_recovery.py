@@ -102,7 +102,7 @@ def test_a_checkpoint_older_than_the_database_is_brought_up(
     reader.close()
     assert report.ok
     (note,) = report.notes
-    assert "records 2 to 2 had no checkpoint when a start found them" in note
+    assert "records 2 to 2 had no checkpoint when Ringfence started" in note
 
 
 def test_a_chain_closed_without_its_last_checkpoint_is_settled(
@@ -141,7 +141,7 @@ def test_records_that_somebody_adds_to_a_chain_are_signed_for_as_found_and_no_mo
         export = folder.parent / "export"
         write_export(export, reader.period(), keys, ALWAYS, reader.checkpoints())
     for found in (report, verify_export(export, keys.public)):
-        assert f"records {opened.seq} to {closed.seq} had no checkpoint when a start found them" in str(found)
+        assert f"records {opened.seq} to {closed.seq} had no checkpoint when Ringfence started" in str(found)
 
 
 def test_a_live_process_keeps_its_chain(folder: Path, keys: Keys, drive: Drive, verified: Callable[[], None]) -> None:

@@ -253,8 +253,8 @@ def test_a_chain_that_names_no_state_is_of_none_that_has_an_id(
     Store.open(folder, keys).close()
     put_into(folder, other)
     said = str(verified(folder, keys))
-    assert f"chain {theirs.chain}, record 1: was opened without a word on which state it is of" in said
-    assert f"chain {theirs.chain}: its checkpoint was signed without a word on which state it is of" in said
+    assert f"chain {theirs.chain}, record 1: was opened without naming its state" in said
+    assert f"chain {theirs.chain}: its checkpoint was signed without naming its state" in said
 
 
 def test_the_file_that_says_which_state_it_is_cannot_be_lost_unseen(folder: Path, keys: Keys) -> None:
@@ -262,7 +262,7 @@ def test_the_file_that_says_which_state_it_is_cannot_be_lost_unseen(folder: Path
     before = verified(folder, keys)
     path = folder / "checkpoints" / chains.identity_name(keys.public)
     path.unlink()
-    assert "of which there is no signed word that it is this one" in str(verified(folder, keys))
+    assert "no signed statement says that this is that state" in str(verified(folder, keys))
     with Store.open(folder, keys) as store:
         assert len(list(store.reader().records(kind="state_named"))) == 1
     after = verified(folder, keys)

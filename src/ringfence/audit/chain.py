@@ -1,8 +1,8 @@
 """The hash chain and its signed checkpoints. Pure: no files, no clock, no database.
 
 A record's *text* is the canonical JSON of its body and its place; its *hash* is the SHA-256 of that text; the next
-record of the chain carries that hash as `prev`. So no record can be edited, taken out or moved without breaking the
-link after it, and the signed checkpoint of the head holds the last one.
+record of the chain carries that hash as `prev`. So no record can be edited, removed or moved without breaking the link
+after it, and the signed checkpoint of the head covers the last one.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ GENESIS = "0" * 64
 MAX_RECORD_BYTES = 8 * 1024 * 1024
 """A longer text is refused when it is written, so that a reader may refuse it too."""
 MAX_FAULTS = 1000
-"""A report lists no more: after that many, the log is not to be read one fault at a time."""
+"""A report lists no more: a log with so many faults is not repaired one by one."""
 
 OPENED = "chain_opened"
 """The kind of a chain's first record."""
 CLOSED = "chain_closed"
-"""The kind of a chain's last record; nothing may follow it, unless another process takes the chain up, or closes it
-once more, since it was found without a checkpoint."""
+"""The kind of a chain's last record. Nothing may follow it, unless another process continues the chain, or closes it
+again because it had no checkpoint."""
 NAMED = "state_named"
-"""The kind of a record that says that a state which had records before got its id only then."""
+"""The kind of a record that says that a state got its id only then, after its first records."""
 ENDS = "chain_ends"
-"""The kind of a record that names where other chains ended meanwhile."""
+"""The kind of a record that names the ends of other chains that were closed meanwhile."""
 MAX_PRUNER_NAME = 100
 """Characters of the name of the person who pruned: the statement has to fit its slot."""
 SLOT_BYTES = 512
@@ -51,11 +51,11 @@ _STATE = "state"
 _RESERVED = frozenset({"v", "chain", "seq", "prev", "at", "kind", "call_id"})
 _SIGNED = b"ringfence/1\0"
 _SIGNED_RECORD = b"ringfence/1 record\0"
-"""So that neither kind of signature is ever good for the other."""
+"""Prefixes of what is signed: a signature of a statement is never valid for a record, or the other way round."""
 
 
 def is_chain_name(name: object) -> bool:
-    """Whether `name` can be a chain's; only such a name is ever used as a file's."""
+    """Whether a chain can have this name. Only such names are used as names of files."""
     return isinstance(name, str) and _CHAIN.fullmatch(name) is not None
 
 
@@ -72,25 +72,25 @@ class Head:
 
 
 @plain
-class Known:
-    """A head that something beside the log knows."""
+class KnownHead:
+    """A head that is known from outside the log: from a witness, or from the signer."""
 
     head: Head
     by: str
-    """What knows it, in words."""
+    """Where it is known from, in words."""
     at: float = 0.0
-    """When it was signed; 0: that is not known."""
+    """When it was signed; 0: unknown."""
 
 
 Since = Callable[[int], Iterable[str]]
-"""Gives the texts of a chain's records after a place, up to the one that is to be signed for."""
+"""Returns the texts of a chain's records after a number, up to the one that is to be signed for."""
 Find = Callable[[str], str | None]
-"""Gives the text of a part that many records share, by the digest that they name."""
+"""Returns the text of a part that records share, by its digest."""
 
 
 @plain
 class Record:
-    """One link of a chain, with its place spelled out beside the text."""
+    """One link of a chain: its text, and its place as the database has it."""
 
     chain: str
     seq: int
@@ -103,9 +103,9 @@ class Record:
 
     @property
     def body(self) -> Json:
-        """The whole record as an object: the place (`chain seq prev at kind call_id v`) and what was recorded.
+        """The whole record as an object: its place (`chain seq prev at kind call_id v`) and its own keys.
 
-        What it shares with others is filled in. A part that is missing, or is not what was named, is left out.
+        Shared parts are filled in. One that is missing, or does not have its digest, is left out.
         """
         read = canonical.loads(self.text)
         value: Json = read if isinstance(read, dict) else {}
@@ -117,26 +117,26 @@ class Record:
 
 
 @plain
-class Beside:
-    """A record that is no part of an export and shows that the export has all that it should: the last before its
-    period, and those from its end to the checkpoint."""
+class ContextRecord:
+    """A record outside of an export's period that proves that the export is complete: the last one before the period,
+    and those from its end to the checkpoint."""
 
     record: Record
 
 
 SHARED = "shared"
-"""Where a record names what it shares with others: parts of its body, by the SHA-256 of their text."""
+"""The key under which a record names the parts of its body that it shares with others, by the SHA-256 of their text."""
 
 
 def shared_by(body: Json) -> list[str]:
-    """The digests of what a record shares with others."""
+    """The digests of the parts that a record shares with others."""
     named = body.get(SHARED)
     return [digest for digest in named if isinstance(digest, str)] if isinstance(named, list) else []
 
 
 def filled(body: Json, find: Find) -> Json:
-    """A record, read as an object, with what it shares filled in. A part that is missing, or is not what was named, is
-    left out."""
+    """A record, read as an object, with its shared parts filled in. One that is missing, or does not have its digest,
+    is left out."""
     if not (named := shared_by(body)):
         return body
     value = {name: inner for name, inner in body.items() if name != SHARED}
@@ -145,7 +145,7 @@ def filled(body: Json, find: Find) -> Json:
     call = value.get("call")
     facts = value.get("facts")
     decision = value.get("decision")
-    # These say again what the record says.
+    # These keys repeat others of the record, so they are not stored.
     if isinstance(call, dict):
         value["call"] = {"id": value.get("call_id"), **call}
     if isinstance(facts, dict):
@@ -155,7 +155,7 @@ def filled(body: Json, find: Find) -> Json:
 
 
 def part_named(digest: str, find: Find) -> Json:
-    """What many records share and one names so, read; empty where there is nothing of the kind."""
+    """The shared part with this digest, read as an object; empty where it is missing or unreadable."""
     text = find(digest)
     if text is None or not is_part(text, digest):
         return {}
@@ -171,14 +171,14 @@ def is_part(text: str, digest: str) -> bool:
 
 
 def _joined(part: Json, own: Json) -> Json:
-    """Joined key by key; what a record says itself comes first."""
+    """Merge key by key; the record's own values win."""
     if not isinstance(part, dict) or not isinstance(own, dict):
         return own
     return {**part, **{key: _joined(part[key], value) if key in part else value for key, value in own.items()}}
 
 
 def named_by(body: Json) -> list[Head]:
-    """The last records of other chains that a record names: they were there before it."""
+    """The last records of other chains that a record names, and that existed before it."""
     if body.get("kind") not in (OPENED, CLOSED, ENDS):
         return []
     ends = body.get("ends")
@@ -191,11 +191,11 @@ def named_by(body: Json) -> list[Head]:
 
 
 class OriginVerifier:
-    """Given every record of a log, finds chains of another one.
+    """Finds chains that belong to another log, given every record of one.
 
-    One key signs for every state of an account. So who opens a chain says of which state it is, and so does each
-    checkpoint. What was written before states had ids says none: who opened such a chain named the last record of the
-    log before it; so a log has one beginning, and what came with another is not of it.
+    One key signs for every state of an account, so the first record of a chain, and each checkpoint, name the state.
+    Records from before states had ids do not: there, the first record of a chain names the last record of the log
+    before it. So a log has one beginning, and a chain with another beginning is not part of it.
     """
 
     def __init__(self, findings: Findings, state: StateIdentity | None = None) -> None:
@@ -203,10 +203,10 @@ class OriginVerifier:
         self._state = state
         self._begins: list[tuple[str, int]] = []
         self._names: dict[str, object] = {}
-        """Of each chain, the state that the process which opened it last said it is of."""
+        """The state that each chain named when it was last opened."""
 
     def feed(self, body: Json) -> None:
-        """A record that its chain has."""
+        """Take in the next record of any chain."""
         if body["kind"] != OPENED:
             return
         if body.get("previous", body) is None and len(self._begins) <= MAX_FAULTS:
@@ -216,13 +216,13 @@ class OriginVerifier:
             self._findings.add(f"was opened {_elsewhere(self._state, named)}", body["chain"], body["seq"])
 
     def signed(self, chain: str, state: str | None, what: str) -> None:
-        """A statement about a chain, of which all was fed, that says of which state it is."""
+        """Check a signed statement about a chain, after all of that chain's records."""
         good = state is None if self._state is None else self._state.may_have_signed(state)
         if not good or (state is None and self._names.get(chain) is not None):
             self._findings.add(f"{what} was signed {_elsewhere(self._state, state)}", chain)
 
     def finish(self) -> None:
-        """All was seen that there is."""
+        """Called after the last record: report a second beginning."""
         for chain, seq in sorted(self._begins) if len(self._begins) > 1 else ():
             text = "begins a log, and so does another chain: those of several states were put together"
             self._findings.add(text, chain, seq)
@@ -230,20 +230,19 @@ class OriginVerifier:
 
 @plain
 class StateIdentity:
-    """Which state a log is of: its random id, signed when the state was made, or got one."""
+    """The state that a log is of: a random id, signed when the state was made or got its id."""
 
     id: str
     at: float
     older: bool
-    """Whether the state had records before. Those do not say of which state they are."""
+    """Whether the state had records before it got the id. Those do not name it."""
 
     def may_have_signed(self, state: str | None) -> bool:
-        """Whether a statement about a chain that says it is of the state `state` can be of this one. That says none,
-        where an earlier version signed it."""
+        """Whether a statement that names this `state` can be one of ours. Those of earlier versions name none."""
         return state == self.id or (state is None and self.older)
 
     def message(self, key: str) -> bytes:
-        """The statement as it is signed with the key of that id."""
+        """The bytes that are signed with the key of that id."""
         named = {"state": self.id, "at": self.at, "older": self.older, "key": key}
         return canonical.dumps({"type": _STATE, "v": 1, **named})
 
@@ -257,7 +256,7 @@ class StateIdentity:
 
     @classmethod
     def of(cls, statement: Json | None) -> StateIdentity | None:
-        """A statement that was already found to be signed."""
+        """Parse a statement whose signature was verified before; None where it is of another kind."""
         if statement is None or statement.get("type") != _STATE:
             return None
         named, at, older = (statement.get(name) for name in ("state", "at", "older"))
@@ -266,8 +265,8 @@ class StateIdentity:
 
 
 def admits(state: StateIdentity | None, named: object, at: float) -> bool:
-    """Whether what was written at that time, and says that it is of the state `named`, or (None) of none, can be of
-    this one. None is a log of an earlier version, in which nothing says of which state it is."""
+    """Whether a record of that time that names the state `named`, or none, can be of the log of `state`. If `state` is
+    None, the log is of an earlier version, in which no record names one."""
     if state is None:
         return named is None
     return named == state.id or (named is None and state.older and at < state.at)
@@ -275,9 +274,9 @@ def admits(state: StateIdentity | None, named: object, at: float) -> bool:
 
 def _elsewhere(state: StateIdentity | None, named: object) -> str:
     if named is None:
-        return "without a word on which state it is of"
+        return "without naming its state"
     if state is None:
-        return f"in a state ({f'{named}'[:64]}) of which there is no signed word that it is this one"
+        return f"in a state ({f'{named}'[:64]}), and no signed statement says that this is that state"
     return f"in another state ({f'{named}'[:64]}); this one is {state.id}"
 
 
@@ -302,22 +301,22 @@ def seal(head: Head, at: float, kind: str, call_id: str | None, body: Json) -> R
 def seal_proved(
     sign: Callable[[bytes], str], head: Head, at: float, about: tuple[str, str | None], body: Json
 ) -> Record:
-    """The record that follows `head`, `about` its kind and call, with a signature of its own over all the rest of it,
-    by what signs the text of a record that has none yet.
+    """The record that follows `head`, with a signature of its own. `about` is its kind and call; `sign` signs the text
+    of the record without that signature.
 
-    It proves by itself what otherwise only the chain up to its checkpoint does. Raises ValueError.
+    Such a record proves by itself what any other proves only with the chain up to a checkpoint. Raises ValueError.
     """
     bare = seal(head, at, *about, body)
     return seal(head, at, *about, {**body, "signature": sign(bare.text.encode())})
 
 
 def sign_record(private: Ed25519PrivateKey, text: bytes) -> str:
-    """The signature over the text of a record that has none yet."""
+    """The signature for a record, over its text without a signature."""
     return private.sign(_SIGNED_RECORD + text).hex()
 
 
 def has_signature(public: Ed25519PublicKey, body: Json) -> bool:
-    """Whether a record, read as an object, was sealed with this key's signature; in whichever state."""
+    """Whether a record, read as an object, has a valid signature of this key, in whichever state it was made."""
     bare = dict(body)
     signature = bare.pop("signature", None)
     if not isinstance(signature, str):
@@ -366,14 +365,14 @@ class Verification:
         chains = f"{len(self.heads)} chain{'' if len(self.heads) == 1 else 's'}"
         counted = f"{self.records} record{'' if self.records == 1 else 's'} in {chains}"
         lines = [f"{counted}: {'verified' if self.ok else f'{len(self.faults)} faults'}."]
-        # A database may hold any name for a chain; none makes a line of its own.
+        # A database may have any text as the name of a chain; it must not forge a line of the report.
         lines += [text.replace("\n", "\\n") for text in (*map(str, self.faults), *self.notes)]
         return "\n".join(lines)
 
 
 @dataclass(slots=True)
 class Findings:
-    """Faults as they are collected, no more than MAX_FAULTS of them."""
+    """Collects faults, up to MAX_FAULTS, and notes."""
 
     faults: list[Fault] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -386,10 +385,10 @@ class Findings:
 
 
 class ChainVerifier:
-    """Follows one chain record by record. With `partial`, the chain may begin past its first record.
+    """Checks one chain record by record. With `partial`, the chain may begin past its first record.
 
-    With `pruned` it begins after that one, or, where a prune was stopped, with one that it would have removed; what
-    still stands of those must lead to the last of them without a gap (`torn`).
+    With `pruned` it begins after that record, or, if a prune was interrupted, with one that it was to remove. The
+    records of that part must lead to `pruned` without a gap; else `torn` is the first of them.
     """
 
     def __init__(
@@ -402,9 +401,9 @@ class ChainVerifier:
         self.hash = GENESIS if pruned is None else pruned.hash
         self.closed = False
         self.torn: int | None = None
-        """The first of those records that were pruned, still stand, and lead to nothing that was signed."""
+        """The first record of the pruned part that is still there and does not chain to its signed end."""
         self.signed = 0
-        """Up to here a signature holds the chain: that is our own text, and need not be read as a stranger's."""
+        """A signature covers the chain up to this number, so its texts are our own, and need no strict reading."""
         self._partial = partial
         self._pruned = pruned
         self._findings = findings
@@ -442,8 +441,8 @@ class ChainVerifier:
                 due = seq
                 self.hash = GENESIS if seq == 1 and not self._partial else str(body["prev"])
         elif self._pruned is not None and due < seq <= self._pruned.seq + 1:
-            # What lies between went while the chain was read. Unless what was read before it is gone by now, too, that
-            # was put there.
+            # The records between were pruned while the chain was read. If those before them are still there afterwards,
+            # somebody inserted them.
             self.torn = self.first
             due = seq
             self.hash = self._pruned.hash if seq > self._pruned.seq else str(body["prev"])
@@ -465,12 +464,12 @@ class ChainVerifier:
 
 
 def misfiled(record: Record, body: Json) -> Sequence[str]:
-    """Columns that say something else than the text of the record, which `body` is."""
-    beside = (record.chain, record.seq, record.at, record.kind, record.call_id)
-    if beside == (body["chain"], body["seq"], body["at"], body["kind"], body.get("call_id")):
+    """The columns of a record that differ from its text, of which `body` is the parsed form."""
+    columns = (record.chain, record.seq, record.at, record.kind, record.call_id)
+    if columns == (body["chain"], body["seq"], body["at"], body["kind"], body.get("call_id")):
         return ()
     names = ("chain", "seq", "at", "kind", "call_id")
-    return [name for name, value in zip(names, beside, strict=True) if body.get(name) != value]
+    return [name for name, value in zip(names, columns, strict=True) if body.get(name) != value]
 
 
 _plainly = canonical.reader()
@@ -543,7 +542,7 @@ def signed_by(public: Ed25519PublicKey, signed: Any) -> Json | None:
 
 @plain
 class Period:
-    """From a time up to, not including, another; None is open."""
+    """From a time up to another, which is not included; None: without that bound."""
 
     since: float | None = None
     until: float | None = None
@@ -558,7 +557,7 @@ ALWAYS = Period()
 
 @plain
 class Checkpoint:
-    """A signed word that this chain had this head. With a period it closes an export's part of the chain."""
+    """A signed statement that a chain had this head. With a period it closes the chain in an export."""
 
     chain: str
     seq: int
@@ -567,7 +566,7 @@ class Checkpoint:
     at: float
     period: Period | None = None
     state: str | None = None
-    """Of which state the chain is; None in those of versions in which states had no ids."""
+    """The state of the chain; None in statements of versions in which states had no ids."""
 
     def statement(self) -> Json:
         out: Json = {"chain": self.chain, "seq": self.seq, "head": self.head, "count": self.count, "at": self.at}
@@ -581,7 +580,7 @@ class Checkpoint:
         return sign_message(private, self.message())
 
     def message(self) -> bytes:
-        """The statement as it is signed."""
+        """The bytes that are signed."""
         if self.period is not None or self.state is None:
             return canonical.dumps(self.statement())
         # The same bytes, written out: this is signed twice in every call.
@@ -595,8 +594,8 @@ class Checkpoint:
     def verify(cls, public: Ed25519PublicKey, line: bytes | str) -> Checkpoint | None:
         """The checkpoint in `line` if it is one and `public` signed it, else None.
 
-        Other fields than ours in the statement, such as who signed it for us, and what stands beside it, such as the
-        word of a witness, are for those who know them.
+        Other keys are ignored, both in the statement, such as who signed it for us, and besides it, such as the
+        signature of a witness.
         """
         try:
             read = canonical.loads(line)
@@ -608,7 +607,7 @@ class Checkpoint:
 
     @classmethod
     def of(cls, statement: Json | None) -> Checkpoint | None:
-        """A statement that was already found to be signed, as a checkpoint."""
+        """Parse a statement whose signature was verified before; None where it is no checkpoint."""
         if statement is None or statement.get("type") not in ("checkpoint", "closing"):
             return None
         period = None
@@ -623,9 +622,9 @@ class Checkpoint:
 
 # ── Pruned beginnings ─────────────────────────────────────────────────────────────────────────────
 #
-# A signed statement that the beginning of a chain was removed on purpose. It names the last record that went by its
-# hash, which the first record that stayed carries as `prev`. So a chain that begins after a signed prune verifies as
-# one that begins at its first record does, and any other cut is still found.
+# A signed statement that the beginning of a chain was removed on purpose. It names the last removed record by its hash,
+# which the first remaining record carries as `prev`. So a chain that begins after a signed prune verifies like one that
+# begins at its first record, and any other cut is still found.
 
 
 @plain
@@ -639,10 +638,10 @@ class Pruned:
     """How many this prune removed."""
     at: float
     before: float
-    """It was asked for what is older than this."""
+    """Records older than this were to be removed."""
     by: str
     state: str | None = None
-    """Of which state the chain is; None in those of versions in which states had no ids."""
+    """The state of the chain; None in statements of versions in which states had no ids."""
 
     @property
     def end(self) -> Head:
@@ -652,7 +651,7 @@ class Pruned:
         return sign_message(private, self.message(key_id(private.public_key())))
 
     def message(self, key: str) -> bytes:
-        """The statement as it is signed with the key of that id."""
+        """The bytes that are signed with the key of that id."""
         place = {"chain": self.chain, "seq": self.seq, "head": self.head, "count": self.count}
         who: Json = {"at": self.at, "before": self.before, "by": self.by, "key": key}
         if self.state is not None:
@@ -669,7 +668,7 @@ class Pruned:
 
     @classmethod
     def of(cls, statement: Json | None) -> Pruned | None:
-        """A statement that was already found to be signed."""
+        """Parse a statement whose signature was verified before; None where it is of another kind."""
         if statement is None or statement.get("type") != _PRUNED:
             return None
         shape = {"chain": str, "seq": int, "head": str, "count": int, "at": int | float, "before": int | float}
@@ -682,12 +681,12 @@ class Pruned:
 
 # ── The checkpoint file ───────────────────────────────────────────────────────────────────────────
 #
-# Two slots of fixed size, written in turn: a crash may tear the one that is being written, and the other still holds
-# the last good checkpoint. Behind them, once the chain was pruned, stand two larger ones for the statement on that.
+# Two slots of fixed size, written in turn: a crash may tear the one that is being written, and the other still has the
+# last good checkpoint. Once the chain was pruned, two larger slots follow, for the statement on that.
 
 
 def pack_slot(line: bytes, size: int = SLOT_BYTES) -> bytes:
-    """A signed line, filled up to a slot that still reads as a line."""
+    """A signed line, padded with blanks to the size of a slot."""
     if len(line) >= size:
         raise ValueError(f"a statement of {len(line)} bytes does not fit its slot")
     return line.ljust(size - 1) + b"\n"
@@ -698,15 +697,15 @@ class Slots:
     """What a checkpoint file holds."""
 
     newest: Checkpoint | None
-    """The last checkpoint of this chain that verifies."""
+    """The newest checkpoint of this chain that verifies."""
     index: int
-    """The slot it stands in; -1 where there is none."""
+    """Its slot; -1 where there is none."""
     unreadable: int
-    """Slots that hold something else than a checkpoint that verifies."""
+    """How many slots have something else than a checkpoint that verifies."""
 
 
 def read_slots(data: bytes, chain: str, public: Ed25519PublicKey) -> Slots:
-    """Read a checkpoint file of `chain`, whatever it holds."""
+    """Read the checkpoint file of `chain`, which may be damaged."""
     newest = None
     index = -1
     unreadable = 0
@@ -727,22 +726,23 @@ _IDENTITY = "state."
 
 
 def identity_name(public: Ed25519PublicKey) -> str:
-    """Of the file, beside the checkpoints, that says which state it is to those who verify with this key."""
+    """The name of the file, in the folder of the checkpoints, with the identity of the state signed by this key."""
     return f"{_IDENTITY}{key_id(public)}"
 
 
 def is_identity_name(name: str) -> bool:
-    """No chain has such a name."""
+    """Whether this is the name of such a file. No chain can have it: it has a dot."""
     return name.startswith(_IDENTITY)
 
 
 def identity_in(checkpoints: Mapping[str, bytes], public: Ed25519PublicKey) -> StateIdentity | None:
-    """What that file says with this key's signature; None where there is none."""
+    """The identity in that file, if this key signed it; else None."""
     return StateIdentity.verify(public, checkpoints.get(identity_name(public), b""))
 
 
 def read_pruned(data: bytes, chain: str, public: Ed25519PublicKey) -> tuple[Pruned | None, int]:
-    """What a checkpoint file of `chain` says was pruned from it, and the slot that says so; -1 where none does."""
+    """The newest statement of a checkpoint file on what was pruned from `chain`, and its slot; None and -1 without
+    one."""
     newest = None
     index = -1
     for number in range(SLOTS):
@@ -762,8 +762,8 @@ SALT_BYTES = 16
 
 
 def payload_is_as_recorded(records: Iterable[Json], part: str, salt: object, body: object) -> bool | None:
-    """Whether the records of its call, read as objects, confirm it. None where none of them says that anything was
-    kept: an earlier version did not say so, or nothing was kept."""
+    """Whether the records of its call, read as objects, confirm a kept payload. None where none of them says that
+    anything was kept: records of earlier versions do not."""
     entries = [entry for record in records if isinstance(entry := record.get(part), dict)]
     if not isinstance(salt, bytes) or not isinstance(body, bytes) or len(salt) != SALT_BYTES:
         return False if any("kept" in entry for entry in entries) else None
@@ -771,5 +771,5 @@ def payload_is_as_recorded(records: Iterable[Json], part: str, salt: object, bod
     kept = [entry["kept"] for entry in entries if "kept" in entry]
     if kept:
         return all(each == digest for each in kept)
-    # What was not redacted is what was digested.
+    # Records of earlier versions have only the digest of the call's own value: the same, if nothing was redacted.
     return True if digest in [entry.get("digest") for entry in entries] else None

@@ -1,8 +1,8 @@
-"""Why one call was allowed or refused, as a short list, from its records alone: one line for each stop of the call.
+"""Explains one call from its records alone, as a short list with a line for each stop of the call.
 
-Records come from the log and may be of any age or damaged: whatever is missing is left out, never guessed, and
-nothing here raises for it. It says that a person approved a call only where the record of their answer is there; what
-the call's own record says of it is a claim.
+Records come from the log and may be of any age, or damaged: what is missing is left out, never guessed, and nothing
+here raises for it. A person is said to have approved the call only where the record of their answer is found; what the
+call's own record says about its approval is a claim.
 """
 
 from __future__ import annotations
@@ -23,37 +23,38 @@ from ringfence.core.canonical import object_at
 from ringfence.core.model import Json
 from ringfence.core.reasons import REASONS
 
-_FEW = 6
-_LABEL = 11
-_DIGITS = 12
-"""Of a digest; `audit show` has all of them."""
+_MAX_LISTED = 6
+_MAX_HOSTS = 10
+_LABEL_WIDTH = 11
+_DIGEST_DIGITS = 12
+"""Digits of a digest that are printed; `audit show` prints all of them."""
 _NAME = re.compile(r"|The call|[^\W][\w.:/@#?=&%+~*{}()<>|$!,;\[\]-]*…?")
-"""What is taken for a name: nothing with a blank in it."""
+"""A name that needs no quotes: it has no blank."""
 _BUDGET = frozenset({"throttled", "quota", "loop"})
 """Reason codes of calls that the budget refused."""
 _NEVER_RAN = "it never ran"
 
 Stop = tuple[str, list[str]]
-"""A label and what there is to say under it, a line each."""
+"""The label of a stop, and its lines."""
 
 
 def explain(records: list[Json], public: Ed25519PublicKey | None = None) -> str:
-    """The way of the one call whose record bodies, and those of its approvals, are given.
+    """Explain the call that these are the record bodies of, with those of its approvals.
 
-    With the public key, an answer counts only by its signature, where calls of its time name their answers.
+    With the public key, an approval counts only if its record has a valid signature.
     """
-    title, stops = way(records, public)
-    return "\n".join([_printable(title), *(line for stop in stops for line in _listed(stop))])
+    title, stops = stops_of_call(records, public)
+    return "\n".join([_printable(title), *(line for stop in stops for line in _lines_of(stop))])
 
 
-def way(records: list[Json], public: Ed25519PublicKey | None = None) -> tuple[str, list[Stop]]:
-    """The same before it is laid out: what was called, and its stops. The texts are as the records have them."""
+def stops_of_call(records: list[Json], public: Ed25519PublicKey | None = None) -> tuple[str, list[Stop]]:
+    """The title and the stops of the explanation. Texts are as the records have them: the caller must escape them."""
     ordered = sorted(records, key=_order)
     started = _last(ordered, "started")
     finished = _last(ordered, "finished")
     if started is None and finished is None and not any(_kind(r).startswith("approval_") for r in ordered):
         return "There is no record of this call.", []
-    # The finished record has every key of the started one; where it is missing, the started one speaks.
+    # The finished record has every key of the started one.
     story = finished or started or {}
     stops: list[Stop] = [
         ("called", _called(story, _arrived(started, finished)) if story else []),
@@ -75,7 +76,7 @@ def way(records: list[Json], public: Ed25519PublicKey | None = None) -> tuple[st
         ("on record", _on_record(story, started, finished)),
     ]
     name = _text(object_at(story, "call").get("id"))
-    title = f"{_what(story)}{f', {name}' if name else ''}" if story else "A call that is not on record itself"
+    title = f"{_subject(story)}{f', {name}' if name else ''}" if story else "A call that is not on record itself"
     return title, [(label, [text for text in lines if text]) for label, lines in stops]
 
 
@@ -87,18 +88,18 @@ def summary(records: list[Json]) -> str:
     story = finished or started
     if story is None:
         return "There is no record of this call."
-    called = [f"{_what(story)} {_who(story)}".strip()]
+    called = [f"{_subject(story)} {_caller(story)}".strip()]
     policy = [f"policy {_verdict(story)}"] if object_at(story, "decision") else []
     return _printable("; ".join([*called, *policy, *_result(started, finished)[:1]]))
 
 
-def _listed(stop: Stop) -> Iterator[str]:
-    # Each line by itself: no value of a record can begin a line of its own.
+def _lines_of(stop: Stop) -> Iterator[str]:
+    # Each line is escaped by itself, so that no value of a record can begin a line of its own.
     for number, text in enumerate(text for text in stop[1] if text):
-        yield _printable(f"  {'' if number else stop[0]:<{_LABEL}}{text}")
+        yield _printable(f"  {'' if number else stop[0]:<{_LABEL_WIDTH}}{text}")
 
 
-# ── Reading what may not be there ─────────────────────────────────────────────────────────────────
+# ── Reading values that may be missing ────────────────────────────────────────────────────────────
 
 
 def _order(record: Json) -> tuple[float, int]:
@@ -128,12 +129,13 @@ def _texts(value: Any) -> list[str]:
 
 
 def _printable(text: str) -> str:
-    """A record may quote a hostile server; a terminal must not obey it, and its reader must see all of it."""
+    """The text without control and invisible characters: a record may quote a hostile server, which must not steer the
+    reader's terminal or hide anything from them."""
     return invisible.visible(text)
 
 
-def _named(value: Any) -> str:
-    """A name as it may stand in a line: one that a caller made up could be a sentence of ours, so it is quoted."""
+def _name(value: Any) -> str:
+    """A name, in quotes unless it has no blank: one that a caller chose must not read like a sentence of ours."""
     text = _text(value)
     return text if _NAME.fullmatch(text) else json.dumps(text, ensure_ascii=False)
 
@@ -152,7 +154,7 @@ def _at(value: Any) -> str:
 
 
 def _short(digest: Any) -> str:
-    return _text(digest).rpartition(":")[2][:_DIGITS]
+    return _text(digest).rpartition(":")[2][:_DIGEST_DIGITS]
 
 
 def _join(words: list[str]) -> str:
@@ -163,7 +165,7 @@ def _join(words: list[str]) -> str:
 
 
 def _arrived(started: Json | None, finished: Json | None) -> Any:
-    """When the call came: by its facts, since one that waited for a person is recorded as started after the answer."""
+    """When the call arrived, by its facts: a call that waits for a person is recorded as started only after that."""
     with contextlib.suppress(ValueError, OverflowError, OSError):
         at = datetime.fromisoformat(_text(object_at(finished or {}, "facts").get("started_at")))
         if at.tzinfo is not None:
@@ -171,10 +173,10 @@ def _arrived(started: Json | None, finished: Json | None) -> Any:
     return (started or finished or {}).get("at")
 
 
-def _what(story: Json) -> str:
+def _subject(story: Json) -> str:
     call = object_at(story, "call")
-    tool = _named(call.get("tool") or "The call")
-    server = _named(call.get("server") or "")
+    tool = _name(call.get("tool") or "The call")
+    server = _name(call.get("server") or "")
     return {
         "resource": f"Resource {tool}",
         "prompt": f"Prompt {tool}",
@@ -185,7 +187,7 @@ def _what(story: Json) -> str:
     }.get(_text(call.get("kind")), tool)
 
 
-def _who(story: Json) -> str:
+def _caller(story: Json) -> str:
     principal = object_at(story, "call", "principal")
     agent = _text(principal.get("agent"))
     who = "by the gateway itself" if principal.get("kind") == "system" else f"by agent {agent}" if agent else ""
@@ -199,10 +201,10 @@ def _called(story: Json, at: Any) -> list[str]:
     call = object_at(story, "call")
     origin = _text(call.get("origin"))
     words = [
-        _who(story),
+        _caller(story),
         f"over {origin}" if origin not in ("", "system") else "",
         f"from within call {_text(call.get('parent'))}" if _text(call.get("parent")) else "",
-        f"in MCP session {_named(call.get('session'))}" if _text(call.get("session")) else "",
+        f"in MCP session {_name(call.get('session'))}" if _text(call.get("session")) else "",
         f"in {_text(call.get('environment'))}" if _text(call.get("environment")) else "",
     ]
     return [f"{' '.join(word for word in words if word)}{_at(at)}".strip()]
@@ -211,7 +213,7 @@ def _called(story: Json, at: Any) -> list[str]:
 def _contract(story: Json) -> list[str]:
     contract = object_at(story, "contract")
     if not contract:
-        # A call that does not fit its tool's schema is refused before the contract that was found is on record.
+        # A call whose arguments do not fit the tool's schema is refused before its contract goes on record.
         code = _text(story.get("reason_code"))
         tool = _text(object_at(story, "call").get("tool"))
         if code == "bad_arguments" and tool:
@@ -227,7 +229,7 @@ def _verdict(story: Json) -> str:
     marks = _texts(decision.get("marks"))
     asks = _texts(decision.get("asks"))
     every = _texts(decision.get("rules"))
-    # Rules that only mark a call have decided nothing, unless there were no others.
+    # Rules that only mark a call did not decide on it, unless no other rule matched.
     rules = [rule for rule in every if rule not in marks] or every
     verdict = "refused"
     if decision.get("allowed") is True:
@@ -249,7 +251,7 @@ def _policy(story: Json) -> list[str]:
     repeated = reason in _text(story.get("message"))  # as part of the result
     out = [_verdict(story) if repeated else f"{_verdict(story)}: {reason}"]
     if error := _text(decision.get("error")):
-        out.append(f"a rule could not be evaluated, which refuses: {error}")
+        out.append(f"a rule could not be evaluated, so the call is refused: {error}")
     marks = [] if "marked by" in reason else _texts(decision.get("marks"))
     asks = _texts(decision.get("asks"))
     demands = [
@@ -261,7 +263,7 @@ def _policy(story: Json) -> list[str]:
 
 
 def _in_shadow(decision: Json) -> str:
-    """What rules in shadow mode would have done, which they did not."""
+    """What rules in shadow mode would have decided."""
     shadow = object_at(decision, "shadow")
     if not shadow:
         return ""
@@ -274,8 +276,8 @@ def _in_shadow(decision: Json) -> str:
 def _labels(story: Json) -> list[str]:
     labels = object_at(story, "facts", "labels")
     named = {key: ", ".join(map(_text, _list(labels.get(key)))) for key in ("call", "in_force", "result")}
-    told = {"call": "its own", "in_force": "decided by", "result": "of its result"}
-    return [f"{told[key]}: {text}" for key, text in named.items() if text]
+    titles = {"call": "of the call", "in_force": "in force", "result": "of its result"}
+    return [f"{titles[key]}: {text}" for key, text in named.items() if text]
 
 
 def _approval(story: Json, records: list[Json], public: Ed25519PublicKey | None) -> list[str]:
@@ -309,11 +311,11 @@ def _approval(story: Json, records: list[Json], public: Ed25519PublicKey | None)
             by = " by webhook, signed with a key of their own," if way == "webhook" else by
             by = f" beforehand, by {stood}," if stood else by
             why = f": {_text(record.get('reason'))}" if _text(record.get("reason")) else ""
-            said = f"{name or 'a person without a name'} {verb} it{by}{_at(record.get('at'))}"
-            out.append(f"{said} ({approval}{shown}){why}")
+            answer = f"{name or 'a person without a name'} {verb} it{by}{_at(record.get('at'))}"
+            out.append(f"{answer} ({approval}{shown}){why}")
         elif _kind(record) == "approval_escalated":
             who = _text(record.get("roles")).replace("|", " or ")
-            out.append(f"{who} may answer it, too,{_at(record.get('at'))} ({approval})")
+            out.append(f"escalated{_at(record.get('at'))}: {who} may answer it, too ({approval})")
         elif _kind(record) == "approval_answer_refused" and name:
             why = _text(record.get("why")).replace("_", " ")
             out.append(f"a signed answer of {name} was refused{_at(record.get('at'))} ({approval}): {why}")
@@ -321,12 +323,12 @@ def _approval(story: Json, records: list[Json], public: Ed25519PublicKey | None)
             why = _text(record.get("why")).replace("_", " ")
             out.append(f"{approval} became void{_at(record.get('at'))}{f' ({why})' if why else ''}")
     if identity and not _proven(identity, records, public):
-        out.append(f"{identity} was used, and the log does not prove that a person gave it")
+        out.append(f"{identity} was used, but the log does not prove that a person gave it")
     return out
 
 
 def _proven(identity: str, records: list[Json], public: Ed25519PublicKey | None) -> bool:
-    """Whether the answers of enough people are among the records, and no refusal."""
+    """Whether the records have the approval of enough people, and no refusal."""
     about = [record for record in records if _text(record.get("approval")) == identity]
     answers = [record for record in about if _kind(record) == "approval_answered"]
     agreed = {_text(r.get("person")) for r in answers if public is None or has_signature(public, r)}
@@ -337,7 +339,7 @@ def _proven(identity: str, records: list[Json], public: Ed25519PublicKey | None)
 
 
 def _budget(story: Json) -> list[str]:
-    """What is left of it is not on record; that it refused a call is."""
+    """Whether the budget refused the call. Records do not say what was left of it."""
     code = _text(story.get("reason_code"))
     return [f"refused ({code})"] if code in _BUDGET else []
 
@@ -365,7 +367,7 @@ def _ran(story: Json, started: Json | None) -> list[str]:
     attempts = story.get("attempts")
     times = f"{attempts} times" if isinstance(attempts, int) and attempts > 1 else "once"
     on_by = [k for k, v in object_at(isolation, "protections").items() if isinstance(v, dict) and v.get("on") is True]
-    few = len(on_by) <= _FEW
+    few = len(on_by) <= _MAX_LISTED
     words = [
         f"{times}{f' on server {server}' if server else ''}",
         f"isolation {level}{f' (backend {backend})' if backend and backend != level else ''}",
@@ -376,7 +378,7 @@ def _ran(story: Json, started: Json | None) -> list[str]:
 
 
 def _limits(isolation: Json) -> str:
-    """Which limits were in force, by what enforced them."""
+    """The limits in force, grouped by what enforced them."""
     by: dict[str, list[str]] = {}
     for name, limit in object_at(isolation, "limits").items():
         if isinstance(limit, dict) and _text(limit.get("by")):
@@ -395,7 +397,7 @@ def _session(story: Json) -> list[str]:
 
 
 def _answers(records: list[Json]) -> list[str]:
-    """What the client answered to questions of the server, round by round."""
+    """The client's answers to the server's questions, round by round."""
     out = []
     for record in records:
         if _kind(record) != "answered":
@@ -412,11 +414,13 @@ def _answers(records: list[Json]) -> list[str]:
         out.append(f"the answer {which} {sent}{f' ({why})' if why else ''}{agreed}{named}")
         if isinstance(unfit := record.get("unfit"), int) and unfit > 0:
             out.append(f"{unfit} of the answers {which} did not fit the questions and were left out")
-    return out[: 2 * _FEW]
+    if (left := len(out) - 2 * _MAX_LISTED) > 0:
+        out[2 * _MAX_LISTED :] = [f"{left} more lines; `audit show` prints all records"]
+    return out
 
 
 def _secrets(records: list[Json]) -> list[str]:
-    """What became of each request of its box that a secret was for."""
+    """How each request of the box was answered that wanted a secret."""
     uses: dict[tuple[str, ...], int] = {}
     for record in records:
         if _kind(record) == "brokered":
@@ -424,19 +428,20 @@ def _secrets(records: list[Json]) -> list[str]:
             use = (*(_text(record.get(name)) for name in ("secret", "method", "host", "port")), why)
             uses[use] = uses.get(use, 0) + 1
     out = []
-    for (secret, method, host, port, why), count in list(uses.items())[:_FEW]:
+    for (secret, method, host, port, why), count in list(uses.items())[:_MAX_LISTED]:
         times = "once" if count == 1 else f"{count} times"
         how = f"refused {times} ({why}) for" if why else f"put {times} into"
         out.append(f"{secret} {how} {method} to {host}:{port}")
-    if len(uses) > _FEW:
-        out.append(f"{len(uses) - _FEW} more kinds of requests were for secrets")
+    if len(uses) > _MAX_LISTED:
+        out.append(f"{len(uses) - _MAX_LISTED} more kinds of requests wanted secrets")
     return out
 
 
 def _network(story: Json) -> list[str]:
     refused = [d for d in _list(object_at(story, "facts", "network").get("denied")) if isinstance(d, dict)]
     hosts = [f"{_text(d.get('host'))}:{_text(d.get('port'))}" for d in refused]
-    return [f"denied to {_join(hosts[:10])}"] if hosts else []
+    more = [f"{len(hosts) - _MAX_HOSTS} more"] if len(hosts) > _MAX_HOSTS else []
+    return [f"denied to {_join([*hosts[:_MAX_HOSTS], *more])}"] if hosts else []
 
 
 # ── How it ended ──────────────────────────────────────────────────────────────────────────────────
@@ -455,7 +460,7 @@ def _result(started: Json | None, finished: Json | None) -> list[str]:
         "killed": f" at its {limit} limit" if limit else "",
         "approval_required": f", {identity}" if identity else "",
     }.get(status, "")
-    words = [f"{status.replace('_', ' ')}{more}{_why(finished) if status != 'success' else ''}", _effect(finished)]
+    words = [f"{status.replace('_', ' ')}{more}{_reason(finished) if status != 'success' else ''}", _effect(finished)]
     wall = facts.get("wall_ms")
     if started is not None and isinstance(wall, int | float) and math.isfinite(wall):
         words.append(f"{wall:.1f} ms")
@@ -465,7 +470,7 @@ def _result(started: Json | None, finished: Json | None) -> list[str]:
     return out
 
 
-_DECLARED = "it is declared a read, which changes nothing; whether its server did more is not known"
+_DECLARED = "it is declared a read, which changes nothing; whether its server changed anything is not known"
 
 
 def _effect(finished: Json) -> str:
@@ -488,7 +493,7 @@ def _effect(finished: Json) -> str:
 
 
 def _settled(records: list[Json]) -> list[str]:
-    """What a person found out about a call whose effect was unknown."""
+    """What people have established about a call whose effect was unknown."""
     out = []
     for record in records:
         if _kind(record) == "outcome_settled":
@@ -512,14 +517,14 @@ def _undone(records: list[Json]) -> list[str]:
     ]
 
 
-def _why(finished: Json) -> str:
+def _reason(finished: Json) -> str:
     code = _text(finished.get("reason_code"))
     message = _text(finished.get("message")).strip()
     return (f" ({code})" if code else "") + (f": {message.rstrip('.')}" if message else "")
 
 
 def _what_to_do(finished: Json | None) -> list[str]:
-    """Who must act, and how, as the table of reasons has it for every call with this code."""
+    """Who must act, and how: the entry for this reason code in the table of reasons."""
     code = _text((finished or {}).get("reason_code"))
     reason = REASONS.get(code)
     return [] if reason is None or code == "ok" else [f"{reason.actor}: {reason.remedy}"]

@@ -1,9 +1,9 @@
 """Evidence: an export that verifies offline, and the check of the live log against its checkpoints.
 
-An export is lines of JSON: a header, every record's exact text with its hash, before it what it shares with others,
-before a chain's first record the signed word on what was pruned, those answers of people that calls in it ran on and
-that lie outside of it, one signed closing per chain, and one signed closing line that covers every byte before it. The
-public key always comes from outside, never from the file.
+An export is lines of JSON. It has a header; the exact text and hash of every record, after the parts that the record
+shares with others; before a chain's first record the signed statement on what was pruned from it; the approvals that
+its calls ran on, where those are outside of the period; a signed closing for each chain; and a signed closing line that
+covers every byte before it. The public key always comes from outside, never from the file.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from ringfence.audit.chain import (
     MAX_RECORD_BYTES,
     OPENED,
     SLOT_BYTES,
-    Beside,
     ChainVerifier,
     Checkpoint,
+    ContextRecord,
     Findings,
     Head,
-    Known,
+    KnownHead,
     OriginVerifier,
     Period,
     Pruned,
@@ -63,24 +63,24 @@ from ringfence.core.model import Json
 FORMAT = "ringfence-audit-export"
 MAX_LINE = 2 * MAX_RECORD_BYTES + 4096
 """A record's text as a JSON string is at most twice as long as itself."""
-_SHOWN_AT_ONCE = 200
-_LATE = 60.0
-"""Seconds that a head may be signed after its record, as a start does after a crash of a moment."""
-MAX_SAID = 4 * MAX_RECORD_BYTES
-"""Characters of what records share that the reader of an export keeps at hand."""
+_MAX_UNSHOWN = 200
+_MAX_LATE_SECONDS = 60.0
+"""A head may be signed so long after its record: by the start after a short crash."""
+MAX_RECENT_PARTS = 4 * MAX_RECORD_BYTES
+"""Characters of the shared parts that the reader of an export keeps in memory."""
 
 Checkpoints = Mapping[str, bytes]
-"""Each chain's checkpoint file, as its bytes. To be read before the records, which only grow."""
+"""The contents of each chain's checkpoint file. They must be read before the records, which only grow."""
 FindRecord = Callable[[str, int], Record | None]
-"""Gives the record at a place."""
-Wanted = dict[str, list[tuple[Head, str, str]]]
-"""By chain, the records of it that others name: whose record does, and how."""
+"""Returns the record of a chain with a number."""
+NamedHeads = dict[str, list[tuple[Head, str, str]]]
+"""By chain: heads of it that records of other chains name, the chain of that record, and how it names them."""
 
 
 # ── Writing ───────────────────────────────────────────────────────────────────────────────────────
 
 
-class _Lines:
+class _LineWriter:
     """Writes lines and keeps the digest of all of them."""
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -99,29 +99,29 @@ class _Lines:
 
 def write_export(
     path: Path,
-    records: Iterable[Record | Proof | Beside],
+    records: Iterable[Record | Proof | ContextRecord],
     keys: SigningKey,
     period: Period = ALWAYS,
     checkpoints: Checkpoints | None = None,
     find: FindRecord | None = None,
 ) -> Verification:
-    """Write records, each chain in its order, to `path` and sign what was written.
+    """Write records, each chain in its order, to `path` and sign the export.
 
-    With `find`, every end of another chain that a record names must be there, too, in the period or not.
-    Raises TamperError, and leaves no file, where the records do not chain or (with `checkpoints`) do not lead to what
-    was signed about each chain: our signature must never cover what was tampered with before.
+    With `find`, every head of another chain that a record names must exist, in the period or not. Raises TamperError,
+    and leaves no file, where the records do not chain or (with `checkpoints`) do not lead to the signed head of their
+    chain: our signature must never cover a log that was tampered with.
     """
     try:
-        with _written(path) as file:
-            return _Writing(_Lines(file), keys, period, checkpoints, find).write(records)
+        with _atomic_file(path) as file:
+            return _ExportWriter(_LineWriter(file), keys, period, checkpoints, find).write(records)
     except OSError as exc:
         raise StoreError(f"the export {path} cannot be written: {exc.strerror or exc}") from exc
 
 
 @contextlib.contextmanager
-def _written(path: Path) -> Iterator[IO[bytes]]:
-    """A file that has its name only once it is whole and on disk. Whatever stops us before that leaves none."""
-    with _unnamed(path) as (file, name):
+def _atomic_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file that gets its name only when it is complete and on disk. If anything fails before that, there is none."""
+    with _unnamed_file(path) as (file, name):
         yield file
         file.flush()
         os.fsync(file.fileno())
@@ -130,25 +130,25 @@ def _written(path: Path) -> Iterator[IO[bytes]]:
 
 
 @contextlib.contextmanager
-def _unnamed(path: Path) -> Iterator[tuple[IO[bytes], Callable[[int], None]]]:
+def _unnamed_file(path: Path) -> Iterator[tuple[IO[bytes], Callable[[int], None]]]:
     try:
         descriptor = os.open(path.parent, os.O_WRONLY | os.O_TMPFILE | system.PLAIN, 0o600)
-    except (OSError, AttributeError):  # not every system has that, nor every file system
-        with _hidden(path) as made:
+    except (OSError, AttributeError):  # not every system and not every file system has O_TMPFILE
+        with _hidden_file(path) as made:
             yield made
         return
     folder = os.open(path.parent, os.O_RDONLY | system.PLAIN)
     try:
         with open(descriptor, "wb") as file:
-            # With a folder given, whose name does not matter, the link that /proc shows is followed.
+            # `src_dir_fd`, which an absolute path makes irrelevant, has Python follow the link in /proc.
             yield file, lambda number: os.link(f"/proc/self/fd/{number}", path, src_dir_fd=folder)
     finally:
         os.close(folder)
 
 
 @contextlib.contextmanager
-def _hidden(path: Path) -> Iterator[tuple[IO[bytes], Callable[[int], None]]]:
-    """A file under a temporary name, which the next export to the same place removes if a kill left it."""
+def _hidden_file(path: Path) -> Iterator[tuple[IO[bytes], Callable[[int], None]]]:
+    """A file under a temporary name. If a kill leaves it, the next export to the same path removes it."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.export-*"):
         left.unlink(missing_ok=True)
     made = path.with_name(f".{path.name}.export-{secrets.token_hex(6)}")
@@ -161,9 +161,9 @@ def _hidden(path: Path) -> Iterator[tuple[IO[bytes], Callable[[int], None]]]:
 
 
 def prunes(checkpoints: Checkpoints, public: Ed25519PublicKey) -> dict[str, Pruned]:
-    """What was pruned from each chain, by the signed word on it.
+    """The signed statement on what was pruned from each chain.
 
-    Where that is another one after the records were read, they were not all there to be read.
+    If it changes while the records are read, a prune removed some of them before they were read.
     """
     found = {name: read_pruned(data, name, public)[0] for name, data in _chain_files(checkpoints)}
     return {name: pruned for name, pruned in found.items() if pruned is not None}
@@ -173,25 +173,25 @@ def _chain_files(checkpoints: Checkpoints) -> list[tuple[str, bytes]]:
     return [(name, data) for name, data in checkpoints.items() if not is_identity_name(name)]
 
 
-class _Part:
-    """What is written of one chain."""
+class _WrittenChain:
+    """One chain in an export that is being written."""
 
     def __init__(self, verifier: ChainVerifier) -> None:
         self.verifier = verifier
         self.head = Head("")
         self.count = 0
-        self.held: str | None = None
-        """The hash of the record that the checkpoint is for."""
+        self.signed_hash: str | None = None
+        """The hash of the record that the chain's checkpoint was signed for, once that was read."""
         self.unshown: list[str] = []
-        """What whoever signs has not been shown yet."""
+        """Texts of records that the signer has not seen yet."""
 
 
-class _Writing:
-    """One export that is written."""
+class _ExportWriter:
+    """Writes one export."""
 
     def __init__(
         self,
-        out: _Lines,
+        out: _LineWriter,
         keys: SigningKey,
         period: Period,
         checkpoints: Checkpoints | None,
@@ -209,10 +209,10 @@ class _Writing:
         self._held: dict[str, Checkpoint | None] | None = None
         if checkpoints is not None:
             self._held = {name: read_slots(data, name, keys.public).newest for name, data in _chain_files(checkpoints)}
-        self._chains: dict[str, _Part] = {}
-        self._said = _Said()
+        self._chains: dict[str, _WrittenChain] = {}
+        self._recent = _RecentParts()
 
-    def write(self, records: Iterable[Record | Proof | Beside]) -> Verification:
+    def write(self, records: Iterable[Record | Proof | ContextRecord]) -> Verification:
         at = time.time()
         span = {"from": self._period.since, "to": self._period.until}
         out = self._out
@@ -225,11 +225,11 @@ class _Writing:
         for entry in records:
             if isinstance(entry, Proof):
                 self._prove(entry.record)
-            elif isinstance(entry, Beside):
+            elif isinstance(entry, ContextRecord):
                 self._take(entry.record, written=False)
             else:
                 self._take(entry, written=True)
-        self._refuse_cut()
+        self._refuse_cut_chains()
         heads: list[Json] = []
         written = [(name, part) for name, part in sorted(self._chains.items()) if part.count]
         for name, part in written:
@@ -245,11 +245,12 @@ class _Writing:
     def _take(self, record: Record, *, written: bool) -> None:
         pruned = self._gone.get(record.chain)
         if pruned is not None and record.seq <= pruned.seq:
-            # A prune that was stopped left it. It is no part of the log any more; calls that stay may have run on it.
+            # Left by a prune that was interrupted. It is not part of the log any more, but remaining calls may have run
+            # on this approval.
             if record.kind in (ASKED, ANSWERED, STANDING_MADE) and proves(self._keys.public, record):
                 self._prove(record)
             return
-        part = self._chains.get(record.chain) or self._begin(record, beside=not written)
+        part = self._chains.get(record.chain) or self._begin(record, is_context=not written)
         body = part.verifier.feed(record.text, record.hash)
         for field in () if body is None else misfiled(record, body):
             self._found.add(f"is filed under another {field} than its text has", record.chain, record.seq)
@@ -259,15 +260,15 @@ class _Writing:
             self._check_named(record, body, self._find)
         held = self._held.get(record.chain) if self._held is not None else None
         if held is not None and record.seq == held.seq:
-            part.held = record.hash
+            part.signed_hash = record.hash
         if written:
             if part.count == 0 and pruned is not None:
                 self._out.write(self._keys.sign(pruned.message(self._keys.id)))
-            for text in _unsaid(record, body or {}, self._said, self._found):
+            for text in _new_parts(record, body or {}, self._recent, self._found):
                 self._out.write(canonical.dumps({"shared": text}))
         self._refuse_faults()
         part.unshown.append(record.text)
-        if len(part.unshown) >= _SHOWN_AT_ONCE:
+        if len(part.unshown) >= _MAX_UNSHOWN:
             self._keys.show(record.chain, part.unshown)
             part.unshown = []
         if written:
@@ -275,7 +276,7 @@ class _Writing:
             part.head, part.count = record.head, part.count + 1
 
     def _held_line(self, name: str) -> bytes | None:
-        """The checkpoint of a chain as it was signed."""
+        """The signed line of a chain's newest checkpoint."""
         data = (self._checkpoints or {}).get(name, b"")
         index = read_slots(data, name, self._keys.public).index
         return data[index * SLOT_BYTES : (index + 1) * SLOT_BYTES].strip() if index >= 0 else None
@@ -283,19 +284,20 @@ class _Writing:
     def _check_named(self, record: Record, body: Json, find: FindRecord) -> None:
         for named in named_by(body):
             pruned = self._gone.get(named.chain)
-            if (pruned is None or named.seq > pruned.seq) and not _is_there(find, named):
-                text = f"{_how(record.kind)} record {named.seq} of chain {named.chain}, which is missing or another"
+            if (pruned is None or named.seq > pruned.seq) and not _exists(find, named):
+                text = f"{_naming(record.kind)} record {named.seq} of chain {named.chain}, which is missing or differs"
                 self._found.add(text, record.chain, record.seq)
 
     def _prove(self, record: Record) -> None:
         self._out.write(canonical.dumps({"hash": record.hash, "proof": record.text}))
 
-    def _begin(self, record: Record, *, beside: bool) -> _Part:
-        """A part of a chain begins where the chain does, or after a record beside it, unless that is not known."""
-        partial = self._period.since is not None and (beside or self._held is None)
+    def _begin(self, record: Record, *, is_context: bool) -> _WrittenChain:
+        """Begin a chain: at its first record, or, in an export of a period, after a context record. Where neither is
+        known, it may begin anywhere."""
+        partial = self._period.since is not None and (is_context or self._held is None)
         pruned = self._gone.get(record.chain)
         end = None if pruned is None or partial else pruned.end
-        made = _Part(ChainVerifier(record.chain, self._found, partial=partial, pruned=end))
+        made = _WrittenChain(ChainVerifier(record.chain, self._found, partial=partial, pruned=end))
         self._chains[record.chain] = made
         return made
 
@@ -303,8 +305,8 @@ class _Writing:
         if self._found.faults:
             raise TamperError(f"the log does not verify, so nothing was exported: {self._found.faults[0]}")
 
-    def _refuse_cut(self) -> None:
-        """Each chain has to have the record that was signed for; so it has all before it."""
+    def _refuse_cut_chains(self) -> None:
+        """Raise TamperError unless each chain has the record of its checkpoint, and with that all before it."""
         if self._held is None:
             return
         for name, held in sorted(self._held.items()):
@@ -314,11 +316,11 @@ class _Writing:
                 self._refuse_faults()
             since = self._period.since
             if held is not None and since is not None and held.at < since and (part is None or not part.count):
-                continue  # it ended before, whatever became of it
+                continue  # the chain ended before the period
             last = part.verifier.seq if part is not None else 0
             if held is not None and held.seq > last:
                 text = f"chain {name} ends at record {last}, its checkpoint stands at {held.seq}"
-            elif held is not None and held.seq and (part is None or part.held != held.head):
+            elif held is not None and held.seq and (part is None or part.signed_hash != held.head):
                 text = f"record {held.seq} of chain {name} is not the one that its checkpoint was signed for"
             else:
                 continue
@@ -328,10 +330,10 @@ class _Writing:
                 raise TamperError(f"chain {name} has no checkpoint that verifies with this key: nothing was exported")
 
 
-class _Said:
-    """What records of an export share with others and lines before them have said: so much, and not what is older.
+class _RecentParts:
+    """The shared parts that an export has stated most recently, up to a bound.
 
-    The reader has that at hand and no more. The writer keeps the same account.
+    The reader keeps no more than these in memory. The writer counts in the same way, and states an older one again.
     """
 
     def __init__(self) -> None:
@@ -350,24 +352,24 @@ class _Said:
             return
         self._texts[digest] = text
         self._size += len(text)
-        while self._size > MAX_SAID and len(self._texts) > 1:
+        while self._size > MAX_RECENT_PARTS and len(self._texts) > 1:
             self._size -= len(self._texts.pop(next(iter(self._texts))))
 
 
-def _unsaid(record: Record, body: Json, said: _Said, found: Findings) -> Iterator[str]:
-    """What a record shares with others and has to be said before it, checked."""
+def _new_parts(record: Record, body: Json, recent: _RecentParts, found: Findings) -> Iterator[str]:
+    """The shared parts of a record that have to be stated before it, checked."""
     named = shared_by(body)
-    for _ in named:  # to say one may take the place of another that it names
+    for _ in named:  # adding one part may push out another that the record names, too
         for digest in named:
-            if digest not in said:
-                text = _part(record, digest, found)
+            if digest not in recent:
+                text = _find_part(record, digest, found)
                 if text is None:
                     return
-                said.add(text)
+                recent.add(text)
                 yield text
 
 
-def _part(record: Record, digest: str, found: Findings) -> str | None:
+def _find_part(record: Record, digest: str, found: Findings) -> str | None:
     text = None if record.find is None else record.find(digest)
     if text is None:
         found.add("names a part that is missing", record.chain, record.seq)
@@ -377,17 +379,17 @@ def _part(record: Record, digest: str, found: Findings) -> str | None:
     return text
 
 
-def _is_there(find: FindRecord, named: Head) -> bool:
+def _exists(find: FindRecord, named: Head) -> bool:
     record = find(named.chain, named.seq)
     return record is not None and record.hash == named.hash and is_part(record.text, record.hash)
 
 
-def _how(kind: str) -> str:
-    """What a record says of the last records of other chains that it names."""
+def _naming(kind: str) -> str:
+    """The verb for how a record of this kind names the last records of other chains."""
     return "was opened after" if kind == OPENED else "names"
 
 
-def _misnamed(seq: int, by: str, how: str) -> str:
+def _not_the_named(seq: int, by: str, how: str) -> str:
     return f"is not the record {seq} that chain {by} {how}"
 
 
@@ -397,7 +399,7 @@ def _misnamed(seq: int, by: str, how: str) -> str:
 def verify_export(path: Path, public_key: Ed25519PublicKey, witnesses: Iterable[Path] = ()) -> Verification:
     """Check an export offline, and whether it has what witnesses have. Raises StoreError only where a file cannot be
     read at all."""
-    reading = _Reading(public_key, witnesses)
+    reading = _ExportReader(public_key, witnesses)
     try:
         with path.open("rb") as file:
             while line := file.readline(MAX_LINE + 1):
@@ -408,14 +410,14 @@ def verify_export(path: Path, public_key: Ed25519PublicKey, witnesses: Iterable[
     return reading.report()
 
 
-class _Reading:
+class _ExportReader:
     """One pass over an export's lines."""
 
     def __init__(self, public: Ed25519PublicKey, witnesses: Iterable[Path] = ()) -> None:
         self._public = public
         self._witnesses = witnesses
-        self._known: dict[tuple[str, int], list[Known]] = {}
-        """What witnesses have, by its place."""
+        self._known: dict[tuple[str, int], list[KnownHead]] = {}
+        """Heads that witnesses have, by chain and number."""
         self._found = Findings()
         self._sum = hashlib.sha256()
         self._number = 0
@@ -424,11 +426,11 @@ class _Reading:
         self._chains: dict[str, ChainVerifier] = {}
         self._closings: dict[str, Checkpoint] = {}
         self._ends: dict[tuple[str, int], str] = {}
-        """The hashes of the last records of processes, which others name."""
+        """The hashes of records that close a chain, which records of other chains name."""
         self._named: dict[str, dict[Head, tuple[str, str]]] = {}
-        """What records name and is still to come, by chain: who does, and how."""
+        """By chain: heads that were named and not read yet, the chain that names them, and how."""
         self._prunes: dict[str, Pruned] = {}
-        self._said = _Said()
+        self._recent = _RecentParts()
         self._approvals = ApprovalVerifier(self._found, public)
         self._calls = CallVerifier(self._found)
         self._origins = OriginVerifier(self._found)
@@ -468,7 +470,7 @@ class _Reading:
         elif isinstance(value, dict) and value.keys() == {"signature", "statement"}:
             self._take_signed(value, line)
         elif isinstance(value, dict) and value.keys() == {"shared"} and isinstance(value["shared"], str):
-            self._said.add(value["shared"])
+            self._recent.add(value["shared"])
         else:
             self._found.add(f"line {self._number} is neither a record nor a closing")
 
@@ -481,7 +483,7 @@ class _Reading:
             return  # by a version in which states had no ids
         self._state = StateIdentity.of(signed_by(self._public, value.get("state")))
         if self._state is None:
-            self._found.add("the header does not say, signed with the given key, of which state the log is")
+            self._found.add("the header has no statement, signed with the given key, on which state the log is of")
         self._approvals = ApprovalVerifier(self._found, self._public, self._state)
         self._origins = OriginVerifier(self._found, self._state)
         for path in self._witnesses:
@@ -519,31 +521,31 @@ class _Reading:
             self._take_body(name, body, digest)
 
     def _take_body(self, name: str, body: Json, digest: str) -> None:
-        if any(part not in self._said for part in shared_by(body)):
+        if any(part not in self._recent for part in shared_by(body)):
             self._found.add("names a part that is missing before it", name, self._chains[name].seq)
         pruned = name in self._prunes and body["seq"] <= self._prunes[name].seq
-        self._approvals.feed(body, digest, self._said.find, pruned=pruned)
+        self._approvals.feed(body, digest, self._recent.find, pruned=pruned)
         self._calls.feed(body)
         self._origins.feed(body)
-        self._take_names(name, body, Head(name, body["seq"], digest))
+        self._check_names_of(name, body, Head(name, body["seq"], digest))
         if body["kind"] == CLOSED and "unsigned" in body:
-            self._found.notes.append(_unsigned(name, body["unsigned"]))
+            self._found.notes.append(_unsigned_note(name, body["unsigned"]))
 
-    def _take_names(self, name: str, body: Json, head: Head) -> None:
-        """What others name of this chain, and what it names of others."""
+    def _check_names_of(self, name: str, body: Json, head: Head) -> None:
+        """Note that a record was read which other chains may name, and which heads of other chains it names."""
         if (waiting := self._named.get(name)) is not None:
             waiting.pop(head, None)
         if body["kind"] == CLOSED:
             self._ends[name, head.seq] = head.hash
         began = (self._header or {}).get("at")
         if not isinstance(began, int | float) or body["at"] >= began:
-            return  # what was written while the export was may name what is not in it
+            return  # written while the export was: it may name a record that the export does not have
         for named in named_by(body):
             seen = self._chains.get(named.chain)
-            # Of what was read before the name, the last records of processes are known; the others are held by these.
+            # Of records read before, only the closing ones are kept for comparison; the chain itself covers the others.
             known = seen is not None and named.seq <= seen.seq
             if not known or self._ends.get((named.chain, named.seq), named.hash) != named.hash:
-                self._named.setdefault(named.chain, {})[named] = (name, _how(body["kind"]))
+                self._named.setdefault(named.chain, {})[named] = (name, _naming(body["kind"]))
 
     def _take_signed(self, value: Json, line: bytes) -> None:
         statement = signed_by(self._public, value)
@@ -571,7 +573,8 @@ class _Reading:
 
     def _take_pruned(self, pruned: Pruned) -> None:
         if pruned.chain in self._chains or pruned.chain in self._prunes:
-            self._found.add("stands in the wrong place: what was pruned is said once, before the records", pruned.chain)
+            text = "the statement on what was pruned is in the wrong place: it comes once, before the chain's records"
+            self._found.add(text, pruned.chain)
             return
         self._prunes[pruned.chain] = pruned
         self._found.notes.append(_pruned_note(pruned))
@@ -597,7 +600,7 @@ class _Reading:
             found.add("the lines before the closing line are not the ones that it was signed for")
 
     def _check_names(self) -> None:
-        """What was named and did not come, unless it was pruned."""
+        """Report the named heads that the export does not have, unless they were pruned."""
         for chain, waiting in sorted(self._named.items()):
             if chain not in self._chains:
                 for name, how in sorted(set(waiting.values())):
@@ -606,7 +609,7 @@ class _Reading:
             pruned = self._prunes[chain].seq if chain in self._prunes else 0
             for named, (name, how) in waiting.items():
                 if named.seq > pruned:
-                    self._found.add(_misnamed(named.seq, name, how), chain, named.seq)
+                    self._found.add(_not_the_named(named.seq, name, how), chain, named.seq)
 
     def _check_chain(self, name: str, stated: set[str]) -> None:
         chain = self._chains.get(name)
@@ -626,15 +629,15 @@ class _Reading:
             self._found.add("is not among the chains of the closing line", name)
 
     def _check_witnessed(self) -> None:
-        """What witnesses have and the export does not, though it says that it has all of its time."""
+        """Report the heads of witnesses that the export does not have, though its period covers them."""
         header = self._header or {}
         made, since, until = header.get("at"), header.get("from"), header.get("to")
         end = min((at for at in (made, until) if isinstance(at, int | float)), default=0.0)
-        begin = since + _LATE if isinstance(since, int | float) else 0.0
+        begin = since + _MAX_LATE_SECONDS if isinstance(since, int | float) else 0.0
         for (chain, seq), heads in sorted(self._known.items()):
             gone = self._prunes[chain].seq if chain in self._prunes else 0
             last = self._chains[chain].seq if chain in self._chains else 0
-            # A head is signed just after its record was written, so that is as old, or a little older.
+            # A head is signed just after its record was written, so the record is as old or a little older.
             for known in heads:
                 if gone < seq and last < seq and begin <= known.at < end:
                     text = f"is missing, and {known.by} has it: the log was cut back before it was exported"
@@ -687,12 +690,12 @@ def verify_live(
     checkpoints: Checkpoints,
     public_key: Ed25519PublicKey,
     find: FindRecord = lambda chain, seq: None,
-    known: Iterable[Known] = (),
+    known: Iterable[KnownHead] = (),
 ) -> Verification:
     """Check every chain of the database against itself and against its checkpoint file.
 
-    `find` gives the record at a place, where one was written while the others were read. `known` are heads that were
-    kept elsewhere.
+    `find` returns a record that may have been written while the others were read. `known` are heads that a witness or
+    the signer has.
     """
     found = Findings()
     state = identity_in(checkpoints, public_key)
@@ -702,14 +705,14 @@ def verify_live(
     pruned = prunes(checkpoints, public_key)
     heads: dict[str, Head] = {}
     count = 0
-    wanted: Wanted = {}
-    # Newest first: a chain's first record names the last records before it, of chains that are then still to come.
+    named: NamedHeads = {}
+    # Newest first: a chain's first record names the last records of older chains, which are then read after it.
     files = dict(_chain_files(checkpoints))
     for name in sorted(records.keys() | files.keys(), reverse=True):
         held = Slots(None, -1, 0)
         if name in files:
             held = read_slots(files[name], name, public_key)
-        live = _Live(name, (approvals, calls, origins), found, held.newest, wanted)
+        live = _LiveChain(name, (approvals, calls, origins), found, held.newest, named)
         if name in pruned:
             live.begins_after(pruned[name])
         for record in records.get(name, ()):
@@ -725,8 +728,9 @@ def verify_live(
         count += live.verifier.count
         if live.verifier.count:
             heads[name] = live.verifier.head
-    _check_named(found, wanted, {name: word.seq for name, word in pruned.items()}, heads, find)
-    _check_known(found, known, {name: word.seq for name, word in pruned.items()}, find)
+    pruned_to = {name: statement.seq for name, statement in pruned.items()}
+    _check_named(found, named, pruned_to, heads, find)
+    _check_known(found, known, pruned_to, find)
     for place in approvals.wanted():
         late = find(place.chain, place.seq)
         if late is not None:
@@ -738,8 +742,8 @@ def verify_live(
     return Verification(tuple(found.faults), tuple(found.notes), count, tuple(reversed(heads.values())), own)
 
 
-def _check_known(found: Findings, known: Iterable[Known], pruned: Mapping[str, int], find: FindRecord) -> None:
-    """What was kept elsewhere is there still, or was pruned."""
+def _check_known(found: Findings, known: Iterable[KnownHead], pruned: Mapping[str, int], find: FindRecord) -> None:
+    """Report the known heads that the log does not have any more, unless they were pruned."""
     for each in known:
         head = each.head
         if head.seq <= pruned.get(head.chain, 0):
@@ -753,27 +757,27 @@ def _check_known(found: Findings, known: Iterable[Known], pruned: Mapping[str, i
 
 
 def _check_named(
-    found: Findings, wanted: Wanted, pruned: Mapping[str, int], heads: Mapping[str, Head], find: FindRecord
+    found: Findings, named: NamedHeads, pruned: Mapping[str, int], heads: Mapping[str, Head], find: FindRecord
 ) -> None:
-    """What is younger than the chain that names it, or was made meanwhile, was read before the name, if at all."""
-    for name, entries in wanted.items():
+    """Check the named heads of chains that were read before the record which names them, or that are younger."""
+    for name, entries in named.items():
         gone = pruned.get(name, 0)
-        for named, by, how in entries:
-            if name in heads and (name <= by or named.seq <= gone):
+        for head, by, how in entries:
+            if name in heads and (name <= by or head.seq <= gone):
                 continue
-            if find(name, named.seq) is not None:
-                if not _is_there(find, named):
-                    found.add(_misnamed(named.seq, by, how), name, named.seq)
+            if find(name, head.seq) is not None:
+                if not _exists(find, head):
+                    found.add(_not_the_named(head.seq, by, how), name, head.seq)
             elif name not in heads:
-                found.add(f"{how} record {named.seq} of chain {name}, which is missing", by)
-            elif heads[name].seq < named.seq or (heads[name].seq == named.seq and heads[name].hash != named.hash):
-                # Its end is then all that is known of it, and before the end, each record is held by the next.
-                found.add(_misnamed(named.seq, by, how), name, named.seq)
+                found.add(f"{how} record {head.seq} of chain {name}, which is missing", by)
+            elif heads[name].seq < head.seq or (heads[name].seq == head.seq and heads[name].hash != head.hash):
+                # Only the end of the chain is known here; the chain itself covers the records before it.
+                found.add(_not_the_named(head.seq, by, how), name, head.seq)
 
 
 def _period_note(since: Any, until: Any) -> str:
     bounds = [f"{word} {_moment(at)}" for word, at in (("from", since), ("up to", until)) if at is not None]
-    return f"this export is a part of the log: the time {' '.join(bounds)}; what lies outside is not in it, signed."
+    return f"this export is a part of the log, as it says itself, signed: the records {' '.join(bounds)}."
 
 
 def _moment(at: Any) -> str:
@@ -788,15 +792,16 @@ def _pruned_note(pruned: Pruned) -> str:
     return f"chain {pruned.chain}: records 1 to {pruned.seq} were pruned by {pruned.by} at {when}, signed."
 
 
-def _unsigned(name: str, span: Any) -> str:
+def _unsigned_note(name: str, span: Any) -> str:
     first, last = (span.get("from"), span.get("to")) if isinstance(span, dict) else (None, None)
     return (
-        f"chain {name}: records {first} to {last} had no checkpoint when a start found them; they were signed as found."
+        f"chain {name}: records {first} to {last} had no checkpoint when Ringfence started; "
+        "they were signed as they were found."
     )
 
 
-class _Live:
-    """One chain of the database beside what was signed about it."""
+class _LiveChain:
+    """Checks one chain of the database against its checkpoint."""
 
     def __init__(
         self,
@@ -804,7 +809,7 @@ class _Live:
         across: tuple[ApprovalVerifier, CallVerifier, OriginVerifier],
         found: Findings,
         held: Checkpoint | None,
-        wanted: Wanted,
+        named: NamedHeads,
     ) -> None:
         self.verifier = ChainVerifier(name, found)
         self.verifier.signed = 0 if held is None else held.seq
@@ -812,13 +817,14 @@ class _Live:
         self._approvals, self._calls, self._origins = across
         self._found = found
         self._held = held
-        self._wanted = wanted
-        self._named = {named: (by, how) for named, by, how in wanted.get(name, ())}
+        self._named_elsewhere = named
+        self._named = {head: (by, how) for head, by, how in named.get(name, ())}
         self._gone = 0
-        self._said: set[str] = set()
+        self._checked_parts: set[str] = set()
 
     def begins_after(self, pruned: Pruned) -> None:
-        """Its beginning was removed, by a signed word. What still stands of that chains, and counts no more."""
+        """A signed statement says that its beginning was pruned. Records of that part that still exist must chain, and
+        count no more."""
         signed = self.verifier.signed
         self.verifier = ChainVerifier(self._name, self._found, pruned=pruned.end)
         self.verifier.signed = signed
@@ -842,16 +848,16 @@ class _Live:
         self._calls.feed(body)
         self._origins.feed(body)
         for digest in shared_by(body):
-            if digest not in self._said:
-                self._said.add(digest)
-                _part(record, digest, self._found)
+            if digest not in self._checked_parts:
+                self._checked_parts.add(digest)
+                _find_part(record, digest, self._found)
         if self._held is not None and record.seq == self._held.seq and record.hash != self._held.head:
             self._found.add("is not the record that the checkpoint was signed for", self._name, record.seq)
         self._named.pop(Head(self._name, record.seq, record.hash), None)
         for named in named_by(body):
-            self._wanted.setdefault(named.chain, []).append((named, self._name, _how(body["kind"])))
+            self._named_elsewhere.setdefault(named.chain, []).append((named, self._name, _naming(body["kind"])))
         if body["kind"] == CLOSED and "unsigned" in body:
-            self._found.notes.append(_unsigned(self._name, body["unsigned"]))
+            self._found.notes.append(_unsigned_note(self._name, body["unsigned"]))
 
     def finish(self, held: Slots, *, has_file: bool) -> None:
         last = self.verifier.seq
@@ -869,9 +875,10 @@ class _Live:
             self._found.add(text, name)
         elif last > held.newest.seq:
             past = f"records {held.newest.seq + 1} to {last}"
-            self._found.notes.append(f"chain {name}: {past} have no checkpoint yet (it is in use, or a crash).")
+            text = f"chain {name}: {past} have no checkpoint yet (the chain is in use, or its process crashed)."
+            self._found.notes.append(text)
         if held.newest is not None and held.unreadable:
             self._found.notes.append(f"chain {name}: one of two checkpoint slots is unreadable, as after a crash.")
         if self.verifier.count:
             for named, (by, how) in self._named.items():
-                self._found.add(_misnamed(named.seq, by, how), name, named.seq)
+                self._found.add(_not_the_named(named.seq, by, how), name, named.seq)

@@ -14,7 +14,7 @@ from ringfence.audit import standalone
 from ringfence.audit.chain import Verification
 from ringfence.audit.keys import PUBLIC
 from ringfence.audit.signer import SigningKey
-from ringfence.audit.witness import told
+from ringfence.audit.witness import signed_heads
 from ringfence.core import system
 from ringfence.core.errors import StoreError, TamperError
 
@@ -59,7 +59,7 @@ def _write_rest(folder: Path, keys: SigningKey, checkpoints: Mapping[str, bytes]
     shutil.copyfile(keys.folder / PUBLIC, folder / standalone.KEY)
     read = standalone.LogExport(standalone.VerifyingKey(folder / standalone.KEY))
     read.load(folder / standalone.LOG)
-    heads = b"".join(line + b"\n" for head, line in told(checkpoints, keys.public) if head.chain in read.chains)
+    heads = b"".join(line + b"\n" for head, line in signed_heads(checkpoints, keys.public) if head.chain in read.chains)
     (folder / standalone.CHECKPOINTS).write_bytes(heads)
     if heads:
         read.compare_heads(folder / standalone.CHECKPOINTS)

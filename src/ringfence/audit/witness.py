@@ -1,7 +1,7 @@
-"""A witness: a file, a system log or a service that others keep, and that is told where each chain was.
+"""A witness: a file, a system log or a service in other hands, which gets the signed checkpoints of each chain.
 
-What it is told are the signed checkpoints themselves, a line each. So it need not be believed, only kept: whoever cuts
-the database and its checkpoints back together cannot take back what it has. Whoever verifies compares both.
+It need not be trusted, only kept: an attacker who cuts back the database and its checkpoints together cannot take back
+the lines that the witness has. A verification compares the two.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ringfence.audit.chain import (
     SLOT_BYTES,
     Checkpoint,
     Head,
-    Known,
+    KnownHead,
     StateIdentity,
     is_chain_name,
     read_slots,
@@ -27,8 +27,8 @@ _MAX_LINE = 4096
 """Bytes of a line that is looked at: a checkpoint has far less, and what a system log puts before it is short."""
 
 
-def told(checkpoints: Mapping[str, bytes], public: Ed25519PublicKey) -> Iterator[tuple[Head, bytes]]:
-    """The last head of each chain, and the line that says so."""
+def signed_heads(checkpoints: Mapping[str, bytes], public: Ed25519PublicKey) -> Iterator[tuple[Head, bytes]]:
+    """The last head of each chain, with the signed line of its checkpoint."""
     for chain, data in sorted(checkpoints.items()):
         if not is_chain_name(chain):
             continue
@@ -38,17 +38,17 @@ def told(checkpoints: Mapping[str, bytes], public: Ed25519PublicKey) -> Iterator
             yield Head(chain, found.newest.seq, found.newest.head), line
 
 
-def witnessed(path: Path, public: Ed25519PublicKey, state: StateIdentity | None) -> list[Known]:
-    """The heads of one state that a witness has, of whatever else there is in its file. Raises StoreError."""
+def witnessed(path: Path, public: Ed25519PublicKey, state: StateIdentity | None) -> list[KnownHead]:
+    """The heads of one state in a witness's file, which may have any other lines, too. Raises StoreError."""
     by = f"the witness {path}"
-    found: dict[tuple[str, int, str], Known] = {}
+    found: dict[tuple[str, int, str], KnownHead] = {}
     try:
         with path.open("rb") as file:
             for line in _lines(file):
                 head = _checkpoint(line, public)
                 if head is not None and head.seq and (state is None or state.may_have_signed(head.state)):
                     place = (head.chain, head.seq, head.head)
-                    found.setdefault(place, Known(Head(*place), by, head.at))
+                    found.setdefault(place, KnownHead(Head(*place), by, head.at))
     except OSError as exc:
         raise StoreError(f"the witness {path} cannot be read: {exc.strerror or exc}") from exc
     return list(found.values())

@@ -18,7 +18,7 @@ import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from ringfence import config, identity
-from ringfence.audit.chain import MAX_FAULTS, Findings, Known, Period, Verification, identity_in, key_id
+from ringfence.audit.chain import MAX_FAULTS, Findings, KnownHead, Period, Verification, identity_in, key_id
 from ringfence.audit.explain import explain
 from ringfence.audit.export import Checkpoints, prunes, verify_export, verify_live, write_export
 from ringfence.audit.exposure import exposure
@@ -303,7 +303,7 @@ def _no_log(folder: Path, public_key: Path | None, witnesses: Iterable[Path]) ->
             )
 
 
-def _known_to_signer(reader: Reader, key: Ed25519PublicKey) -> tuple[list[Known], list[str]]:
+def _known_to_signer(reader: Reader, key: Ed25519PublicKey) -> tuple[list[KnownHead], list[str]]:
     """The heads that the signer has, if there is one, and what is to be said of it."""
     if not (config.key_folder() / SIGNER).is_dir():
         return [], []
@@ -319,7 +319,9 @@ def _known_to_signer(reader: Reader, key: Ed25519PublicKey) -> tuple[list[Known]
     finally:
         if signer is not None:
             signer.close()
-    return [Known(head, "the signer") for head in heads], [f"the signer's heads of {len(heads)} chains were compared."]
+    return [KnownHead(head, "the signer") for head in heads], [
+        f"the signer's heads of {len(heads)} chains were compared."
+    ]
 
 
 def _verified(reader: Reader, key: Ed25519PublicKey, witnesses: Iterable[Path] = ()) -> Verification:

@@ -19,7 +19,7 @@ import anyio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from ringfence.audit.chain import FILE_BYTES
-from ringfence.audit.witness import told
+from ringfence.audit.witness import signed_heads
 from ringfence.config.settings import WitnessSettings
 from ringfence.core import system
 from ringfence.core.record import dataclass
@@ -78,7 +78,7 @@ class Witnesses:
         for witness in self._told:
             news = {
                 head.chain: (head.seq, line)
-                for head, line in told(checkpoints, self._public)
+                for head, line in signed_heads(checkpoints, self._public)
                 if witness.heads.get(head.chain) != head.seq
             }
             try:
@@ -88,7 +88,7 @@ class Witnesses:
             except OSError as exc:
                 self._seen.clear()  # they are read again
                 if not witness.failed:
-                    log.error("the witness (%s) is not told where the log is: %s", witness.name, exc.strerror or exc)
+                    log.error("the witness (%s) was not told where the log is: %s", witness.name, exc.strerror or exc)
                 witness.failed = True
             else:
                 if witness.failed:
@@ -135,7 +135,7 @@ def rewritable(path: Path) -> str | None:
     try:
         info = path.stat()
     except OSError:
-        return None  # it is told when it is to be written
+        return None  # the caller logs that when it writes to it
     if system.stranger(info) or sys.platform != "linux":
         return None
     import fcntl  # noqa: PLC0415 - not every system has it

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 from starlette.responses import Response
 
-from ringfence.audit.explain import way
+from ringfence.audit.explain import stops_of_call
 from ringfence.console.gateway import ConsoleGateway
 from ringfence.console.page import tenant_seen
 from ringfence.core import canonical
@@ -136,7 +136,7 @@ async def one(visit: Visit) -> Response:
 
 
 async def _told(visit: Visit, problem: str, status: int = 200) -> Response:
-    found = await visit.aside(partial(_life, visit.gateway, visit.person, visit.named))
+    found = await visit.in_thread(partial(_life, visit.gateway, visit.person, visit.named))
     if found is None:
         return visit.page("missing.html", {"here": "history", "what": "call"}, 404)
     more = {"may_settle": visit.person.is_admin, "problem": problem}
@@ -145,7 +145,7 @@ async def _told(visit: Visit, problem: str, status: int = 200) -> Response:
 
 async def settle(visit: Visit) -> Response:
     """A person settles a call of unknown effect: it took effect, or it did not."""
-    found = await visit.aside(partial(_life, visit.gateway, visit.person, visit.named))
+    found = await visit.in_thread(partial(_life, visit.gateway, visit.person, visit.named))
     happened = {"yes": True, "no": False}.get(visit.given.get("happened", ""))
     if found is None or happened is None:
         return visit.page("missing.html", {"here": "history", "what": "call"}, 404)
@@ -171,7 +171,7 @@ def _life(gateway: ConsoleGateway, person: Person, call_id: str) -> Json | None:
     story.sort(key=lambda each: each[0].at)
     if not any(record.call_id == call_id and _concerns(body, person) for record, body in story):
         return None
-    title, stops = way([body for _, body in story], gateway.public_key())
+    title, stops = stops_of_call([body for _, body in story], gateway.public_key())
     ended = next((body for record, body in story if record.kind == "finished" and record.call_id == call_id), {})
     facts = object_at(ended, "facts")
     return {

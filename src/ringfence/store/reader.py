@@ -16,7 +16,7 @@ from ringfence.audit.approvals import Proof, references
 from ringfence.audit.chain import (
     ALWAYS,
     FILE_BYTES,
-    Beside,
+    ContextRecord,
     Head,
     Period,
     Record,
@@ -264,7 +264,7 @@ class Reader:
         checkpoints = self.checkpoints()
         return {name: self.records(chain=name) for name in self.chains()}, checkpoints
 
-    def period(self, period: Period = ALWAYS) -> Iterator[Record | Proof | Beside]:
+    def period(self, period: Period = ALWAYS) -> Iterator[Record | Proof | ContextRecord]:
         """What `write_export` takes: of each chain, everything from its first to its last record in the period; what
         shows that these are all; and what proves the approvals of calls in it where that lies outside.
 
@@ -288,7 +288,7 @@ class Reader:
                     wanted.update(dict.fromkeys(references(record.text)))
                     yield record
                 else:
-                    yield Beside(record)
+                    yield ContextRecord(record)
         for place in wanted:
             first, last = spans.get(place.chain, (0, -1))
             if not first <= place.seq <= last and (outside := self.record(place.chain, place.seq)) is not None:
