@@ -19,11 +19,11 @@ class CallPipeline(Protocol):
     async def handle(self, call: Call, channel: Channel) -> Outcome: ...
 
     async def withdrawn(self, call: Call) -> None:
-        """Put a call on record that its caller took back before it was begun."""
+        """Record a call that its caller cancelled, or that the stop of the gateway ended, before it was handled."""
 
     @property
-    def cleaning(self) -> object:
-        """The very same object as long as `listed` takes the same out."""
+    def redaction_basis(self) -> object:
+        """To be compared by identity: it is another object once `listed` redacts by other secrets or patterns."""
 
     def listed(self, item: Json) -> Json:
         """An entry of a server's list, as a client may see it."""

@@ -37,7 +37,7 @@ _SHOWN = 200
 @dataclass(frozen=True, slots=True)
 class _Offer:
     rules: Rulebook
-    cleaning: object
+    basis: object
     """What was taken out of what servers say."""
     tools: dict[str, list[Json]]
     """By the revision that a client speaks."""
@@ -49,7 +49,7 @@ class _Offer:
 @dataclass(frozen=True, slots=True)
 class _Prompts:
     rules: Rulebook
-    cleaning: object
+    basis: object
     names: dict[str, tuple[str, str]]
     """(server, the server's own name) by the name under which it is offered."""
     listed: dict[str, list[tuple[tuple[str, str], Json]]]
@@ -58,7 +58,7 @@ class _Prompts:
 
 def _offer(pipeline: CallPipeline, principal: Principal | None) -> _Offer:
     """What this principal is offered; None: what anyone is."""
-    rules, cleaning, clean = pipeline.rules, pipeline.cleaning, pipeline.listed
+    rules, basis, clean = pipeline.rules, pipeline.redaction_basis, pipeline.listed
     permission = UNLIMITED if principal is None else rules.permissions.of(principal)
     as_agent = principal or Principal(LOCAL_AGENT)
     tools: dict[str, list[Json]] = {version: [] for version in entries.REVISIONS}
@@ -89,7 +89,7 @@ def _offer(pipeline: CallPipeline, principal: Principal | None) -> _Offer:
             fitting = _fitting("tool", body, capability.definition.server, version)
             if fitting is not None:
                 shown.append(fitting)
-    return _Offer(rules, cleaning, tools, header_schemas, frozenset(in_sessions))
+    return _Offer(rules, basis, tools, header_schemas, frozenset(in_sessions))
 
 
 def _shown(clean: Callable[[Json], Json], definition: Definition) -> Json | None:
@@ -201,18 +201,18 @@ class Listing:
         return tool in self._offer().in_sessions
 
     def _offer(self, principal: Principal | None = None) -> _Offer:
-        """Made once per rulebook, known secrets and declared agent: the list is asked for far more often than it
-        changes."""
-        rules, cleaning = self._pipeline.rules, self._pipeline.cleaning
+        """The offer to an agent. It is cached until the rules or the known secrets change: clients ask for it far more
+        often than that."""
+        rules, basis = self._pipeline.rules, self._pipeline.redaction_basis
         if not rules.permissions.declared:
             principal = None
         elif principal is not None and rules.permissions.of(principal).refusal is not None:
             return _Offer(rules, None, {version: [] for version in entries.REVISIONS}, {}, frozenset())
         place = None if principal is None else principal.agent
         found = self._offered.get(place)
-        if found is None or found.rules is not rules or found.cleaning is not cleaning:
+        if found is None or found.rules is not rules or found.basis is not basis:
             current = {name: each for name, each in self._offered.items() if each.rules is rules}
-            self._offered = {name: each for name, each in current.items() if each.cleaning is cleaning}
+            self._offered = {name: each for name, each in current.items() if each.basis is basis}
             found = self._offered[place] = _offer(self._pipeline, principal)
         return found
 
@@ -231,7 +231,7 @@ class Listing:
 
     def _current_prompts(self) -> _Prompts | None:
         found, pipeline = self._prompts, self._pipeline
-        current = found is not None and found.rules is pipeline.rules and found.cleaning is pipeline.cleaning
+        current = found is not None and found.rules is pipeline.rules and found.basis is pipeline.redaction_basis
         return found if current else None
 
     def _offered_prompts(self) -> _Prompts:
@@ -241,7 +241,7 @@ class Listing:
         return found
 
     def _prompts_now(self) -> _Prompts:
-        rules, cleaning = self._pipeline.rules, self._pipeline.cleaning
+        rules, basis = self._pipeline.rules, self._pipeline.redaction_basis
         names = self._prompt_names(rules)
         listed: dict[str, list[tuple[tuple[str, str], Json]]] = {version: [] for version in entries.REVISIONS}
         for name, key in names.items():
@@ -250,7 +250,7 @@ class Listing:
                 fitting = _fitting("prompt", {**(body or {}), "name": name}, key[0], version)
                 if fitting is not None:
                     entry.append((key, fitting))
-        return _Prompts(rules, cleaning, names, listed)
+        return _Prompts(rules, basis, names, listed)
 
     def _prompt_names(self, rules: Rulebook) -> dict[str, tuple[str, str]]:
         """Offered names. A prompt is preceded by its server's name where two servers have it, or names that look like

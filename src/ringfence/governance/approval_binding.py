@@ -120,7 +120,7 @@ def summary(guard: Guard, state: CallState) -> Json:
     call = state.call
     assert contract is not None and state.decision is not None
     arguments, removed = guard.redact_for_approval(contract, call.arguments)
-    beside = journal.beside(call)
+    beside = journal.beside_arguments(call)
     if beside:
         beside, more = guard.redact_for_approval(contract, beside)
         removed = {name: removed.get(name, 0) + more.get(name, 0) for name in (*removed, *more)}

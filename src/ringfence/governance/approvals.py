@@ -454,7 +454,7 @@ class Approvals(ApprovalTerms):
             async with turn, self._making:
                 asked = await in_thread(question)
             ask: Callable[[Transaction], Approval] = lambda tx: tx.ask_approval(asked)  # noqa: E731
-            return await self._store.write(ask, durable=True, kept=written.append)
+            return await self._store.write(ask, durable=True, on_commit=written.append)
         finally:
             self._places.filled(call, written[0].id if written else None)
 

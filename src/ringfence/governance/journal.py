@@ -1,7 +1,8 @@
-"""What of a call goes on record: who, what, under which contract and rules, by whose approval, how it ended.
+"""The records of a call, *started* and *finished*: who called what, under which contract and rules, by whose approval,
+and how it ended.
 
-Values never enter a record. Arguments and results appear as salted digests, and as names where the contract allows;
-what may be kept of their text lies apart from the chain, where it can be erased.
+Values never enter a record. Arguments and results appear as salted digests, and by their names where the contract
+allows that. Texts that may be kept are stored apart from the chain, where they can be erased.
 """
 
 from __future__ import annotations
@@ -50,26 +51,28 @@ SAID_BY_OTHERS = frozenset(
     {"upstream_error", "answer_unusable", "answer_lost", "client_refused", "server_question", "bad_output"}
     | {"server_start", "server_listing", "server_version", "server_down", SetUpFailed.REASON}
 )
-"""Reasons whose text comes in part from a server, a client or code in a box: it may repeat a value, so only the reason
-goes on record."""
+"""Reason codes whose message comes in part from a server, a client or code in a box: it may repeat a value, so only the
+code goes on record."""
 
 
-_NAME_LENGTH = 1000
-"""Characters. What is longer is cut when it is clean: half a secret is no longer recognised."""
+_MAX_NAME = 1000
+"""Characters. A longer name is cut after it was redacted: half a secret would not be recognised."""
 _MAX_PARTS = 256
 _MAX_VALUES = 2000
-_LONGEST_MESSAGE = 65_536
-_SHORTEST_VALUE = 4
+_MAX_MESSAGE = 65_536
+_MIN_VALUE = 4
+"""Characters. A shorter argument value reveals nothing, and would be found everywhere."""
 
 
 def _withheld(_: str) -> GuardedText:
-    """The stand-in for a guard: without one, no text is kept."""
+    """Stands in for a guard where there is none: no text is kept."""
     return own_words("")
 
 
 @dataclass(slots=True)
 class CallState:
-    """One call in the pipeline: filled in step by step, so that wherever it ends, all that is known goes on record."""
+    """One call in the pipeline. Each stage fills in what it finds out, so that wherever the call ends, all of that goes
+    on record."""
 
     call: Call
     environment: str
@@ -77,71 +80,76 @@ class CallState:
     began_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     salt: bytes = field(default_factory=lambda: os.urandom(16))
     kept: dict[str, str] = field(default_factory=dict)
-    """The salted digests of what is kept of its payloads, by part: redacted, that is another text."""
+    """The salted digests of the payloads that are kept, by part. They differ from the digests of the call's own
+    arguments and result where something was redacted."""
     contract: Contract | None = None
     definition: Definition | None = None
     decision: Decision | None = None
     flow: FlowState | None = None
-    """Its labels; None: nothing here has any."""
+    """Its labels; None: no label is declared."""
     is_preview: bool = False
-    """Whether it is for a person who is asked about another call: its agent reads nothing by it."""
+    """Whether it previews another call for the person who is asked to approve that one. Its agent gets no result."""
     programs: tuple[Contract, ...] = ()
-    """The contracts for programs that it was decided by as well, because it runs code as they do."""
+    """The contracts of the tools that run code like the code in this call: it was judged by them, too."""
     opening: Contract | None = None
-    """The contract of the capability that opened the session which it forks: each fork has what that gives."""
+    """If it forks a session: the contract of the capability that opened the session, by which it was judged, too."""
     possible: PossibleEffects = NO_EFFECTS
     """What it may change outside."""
     lasts: Literal["call", "server"] | None = None
-    """How long that is there, where it is in the box of its server alone."""
+    """How long such a change lasts, if it can only be in the box of its server."""
     network: Json | None = None
-    """What the box of a server asked for while it answered."""
+    """The network requests of its server's box while the call ran."""
     approval: Approval | None = None
     slot: BudgetSlot | None = None
-    """The place that it has among calls at the same time."""
+    """Its place among the calls that may run at the same time."""
     key: IdempotencyKey | None = None
-    """Under which it runs once, where it has one."""
+    """Its idempotency key, if it has one: with that key it runs once."""
     arguments_digest: str = ""
     started: Receipt | None = None
     dispatched: bool = False
     answered: int | None = None
-    """The HTTP status, where that is all that its server said."""
-    said: GuardedText | None = None
-    """What its caller is told of its end, as it goes on record; None: the outcome's own words."""
+    """The HTTP status of the server's answer, if there was nothing else in it."""
+    recorded_message: GuardedText | None = None
+    """The message to the caller as it goes on record; None: the outcome's own, without argument values."""
     replayed_from: str | None = None
+    """The id of the earlier call whose outcome this one got."""
     answer: Answer | None = None
-    """What came back from where it was dispatched to."""
+    """What the server or the box answered."""
     redactions: dict[str, int] = field(default_factory=dict)
+    """How often each rule of redaction removed something."""
     secrets: dict[str, int] = field(default_factory=dict)
-    """What was removed, by secret: for the record alone, since a caller who knew could guess and try."""
+    """How often each secret was removed. For the record alone: a caller who knew could confirm a guess."""
     clean: Callable[[str], GuardedText] = _withheld
-    """A text that its caller, its server or a rule chose, as it may be kept."""
+    """Guards a text that the caller, a server or a rule chose, so that it can be kept."""
     isolation: Json = field(default_factory=dict)
-    """What it is to have; once it ran, what it had."""
+    """The isolation that it is to have; once it ran, the one that it had."""
     preview: Json | None = None
-    """What the capability that shows what it would do said, for the person who is asked."""
+    """The preview of what it would do, for the person who is asked."""
     session_state: tuple[int, str, bool] | None = None
-    """The last step of its session and the digest of its files, where a person is asked."""
+    """If a person is asked: the last step of its session, the digest of the session's files, and whether anything runs
+    in it that could change them."""
     snapshot: str | None = None
-    """The digest of the snapshot that a session is opened from, where a person is asked."""
+    """If a person is asked: the digest of the snapshot that a session is opened from."""
     encoded_result: bytes | None = None
     """The guarded result's canonical form."""
     shortened: bool = False
     """Whether the result was cut for a model."""
-    about: Json | None = None
-    """What *started* said; *finished* says it again."""
-    left_behind: Json = field(default_factory=dict)
-    """What of the call's `_meta` reaches no server: how many keys, and which parts of a trace, and why."""
+    common: Json | None = None
+    """The keys that its *started* record has in common with *finished*; None: there is no *started* record."""
+    dropped_meta: Json = field(default_factory=dict)
+    """What of the call's `_meta` is not sent to the server: how many keys, and which parts of a trace, and why."""
     watch: CallWatch | None = None
-    """What tells those who operate the gateway of it."""
+    """Reports the call to metrics, traces and logs."""
 
     def working(self, *, boxed: bool) -> AbstractContextManager[Call]:
-        """While its server or box has it; `boxed`: a box of its own. Gives the call as it is sent on."""
+        """Measures the time in which the server or box works. `boxed`: it is a box of the call's own. Yields the call
+        as it is to be sent."""
         if self.watch is None or self.contract is None:
             return nullcontext(self.call)
         return self.watch.working(self.call, self.contract, boxed=boxed)
 
     def answered_by(self, answer: Answer) -> None:
-        """It ran, and this came back of it."""
+        """Take over the answer of the server or box."""
         self.answer = answer
         self.isolation = answer.isolation
         self.add_redactions(answer.redactions, answer.secrets)
@@ -149,7 +157,7 @@ class CallState:
             self.flow.answered_by(self.call, self.contract, answer)
 
     def bare(self) -> CallState:
-        """The same call, without anything that a caller, a server or a box had a part in."""
+        """The same call, without anything that its caller, a server or a box chose."""
         return CallState(
             replace(self.call, arguments={}, meta={}, inputs=None),
             self.environment,
@@ -166,7 +174,7 @@ class CallState:
             key=self.key,
             started=self.started,
             dispatched=self.dispatched,
-            about=self.about,
+            common=self.common,
             clean=self.clean,
             watch=self.watch,
         )
@@ -175,7 +183,7 @@ class CallState:
         """Send a part of its trace no further."""
         kept = {key: text for key, text in self.call.traced.items() if key != name}
         self.call = replace(self.call, traced=kept)
-        self.left_behind = {**self.left_behind, "refused": {**self.left_behind.get("refused", {}), name: why}}
+        self.dropped_meta = {**self.dropped_meta, "refused": {**self.dropped_meta.get("refused", {}), name: why}}
 
     def add_redactions(self, rules: Mapping[str, int], secrets: Mapping[str, int]) -> None:
         """Count what was removed, by rule and by secret."""
@@ -189,12 +197,12 @@ class CallState:
 
     @property
     def ran(self) -> Ran | None:
-        """What the supervisor saw of it, where it ran in a box."""
+        """The supervisor's report, if it ran in a box."""
         return None if self.answer is None else self.answer.ran
 
     @property
     def within(self) -> Within | None:
-        """The session that it ran in."""
+        """The session that it ran in, if any."""
         return None if self.answer is None else self.answer.within
 
     @property
@@ -204,12 +212,12 @@ class CallState:
 
     @property
     def durable(self) -> bool:
-        """Whether what is recorded of it is on disk first."""
+        """Whether *started* is to be on disk before the call begins."""
         return self.possible.intended
 
     @property
     def is_own(self) -> bool:
-        """Whether it is for a tool of ours."""
+        """Whether it is a call of one of our own tools."""
         return self.contract is not None and self.contract.transport is Transport.SANDBOXED_EXEC
 
     @property
@@ -217,8 +225,8 @@ class CallState:
         return (time.monotonic() - self.began) * 1000.0
 
 
-def common(state: CallState) -> Json:
-    """The keys that *started* and *finished* share."""
+def _common(state: CallState) -> Json:
+    """The keys that *started* and *finished* both have."""
     call = state.call
     contract = state.contract
     decision = state.decision
@@ -232,10 +240,10 @@ def common(state: CallState) -> Json:
         **_carried(state),
     }
     if contract is None or call.kind != "tool":
-        # A name that a caller chose freely does not repeat, so it is not shared.
+        # A name that a caller chose freely is rarely repeated, so no record shares it.
         named = None if contract is None else _contract(contract)
         return {**out, "call": about, "contract": named, "pin": pin, "decision": decided}
-    # What is this call's own stands in its record, which has its id anyway; what a call lacks, many lack.
+    # Values of this call alone stay in its record; the rest, nulls included, is a part that many records share.
     own = {name: about.pop(name) for name in ("session", "box", "parent", "trace") if about.get(name) is not None}
     del about["id"]
     if decided is not None:
@@ -255,7 +263,7 @@ _parts: dict[bytes, canonical.Shared] = {}
 
 
 def _shared(part: Json) -> canonical.Shared:
-    """A part that repeats from call to call: most calls find it here, and need not take its digest again."""
+    """The part as records share it. Parts repeat from call to call, so their digests are cached."""
     text = canonical.dumps(part)
     found = _parts.get(text)
     if found is None:
@@ -284,7 +292,7 @@ def of_call(state: CallState) -> Json:
             "kind": principal.kind,
         },
         "session": None if call.session is None else _name(state, call.session),
-        # The session whose box it runs in; without a contract it is not known whether its server lives in one.
+        # The session whose box it runs in; without a contract it is not known whether the server runs in sessions.
         **({} if call.box is None or contract is None else {"box": _name(state, call.box)}),
         "parent": call.parent,
         "trace": None if call.trace is None else _name(state, call.trace),
@@ -293,36 +301,37 @@ def of_call(state: CallState) -> Json:
 
 
 def _carried(state: CallState) -> Json:
-    """What the call carries to a server beside its arguments, and what of that was left behind."""
+    """What the call carries to a server besides its arguments, and what of that was not sent on."""
     call = state.call
-    if not (call.meta or call.traced or call.inputs or state.left_behind):
+    if not (call.meta or call.traced or call.inputs or state.dropped_meta):
         return {}
     if state.contract is None:
         return {}  # refused before it was known what may go on
     level = state.contract.log.arguments
-    carried: Json = dict(state.left_behind)
-    for name, value in beside(call).items():
+    carried: Json = dict(state.dropped_meta)
+    for name, value in beside_arguments(call).items():
         carried[name] = payload(state, value, level)
     if call.traced:
         carried["trace"] = {name: payload(state, text) for name, text in call.traced.items()}
     return {"carried": carried}
 
 
-def beside(call: Call) -> Json:
-    """What goes to a server beside a call's arguments, by the name under which it is told."""
+def beside_arguments(call: Call) -> Json:
+    """What is sent to a server besides a call's arguments, by the names that records and questions use."""
     return {name: value for name, value in (("meta", call.meta), ("inputs", call.inputs)) if value}
 
 
 def as_sent(call: Call) -> Json:
-    """All that a server gets of a call, as it may be kept: its arguments; where more goes to it, each apart. Arguments
-    may have any names, so that nothing of ours is ever put between them."""
-    more = beside(call)
+    """All that a server gets of a call, in the form in which it is kept: the arguments alone, or, if more is sent, an
+    object with a key for each. Arguments may have any names, so no key of ours is added among them."""
+    more = beside_arguments(call)
     return {"arguments": call.arguments, **more} if more else call.arguments
 
 
 def kept_parts(whole: Json, carried: Json) -> list[tuple[Json, Json, Json | None]]:
-    """The arguments, `_meta` and answers that `as_sent` made this of, where the record of the call says of `carried`
-    what went beside them. Before, they were among the arguments; the digests on record tell which of these it is."""
+    """The arguments, `_meta` and answers that `as_sent` made `whole` of; `carried` is what the record says of the two
+    that were sent besides the arguments. An earlier version kept them among the arguments: where both readings are
+    possible, both are returned, and the digests on record tell which is right."""
     names = [name for name in ("meta", "inputs") if carried.get(name)]
     if not names:
         return [(whole, {}, None)]
@@ -336,19 +345,20 @@ def kept_parts(whole: Json, carried: Json) -> list[tuple[Json, Json, Json | None
 
 
 def payload(state: CallState, value: Any, level: str = "digest") -> Json:
-    """A value as it goes on record: a digest that says nothing without its salt, and names where they are wanted."""
+    """A value as it goes on record: a digest that reveals nothing without its salt, and at other levels than `digest`
+    the names of its fields."""
     return _payload(state, value, None, level)
 
 
 def _name(state: CallState, text: str) -> str:
-    """A name as its caller gave it, whatever it holds: clean, and short enough."""
+    """A name that a caller chose, redacted and cut."""
     clean = state.clean(text)
-    return clean if len(clean) <= _NAME_LENGTH else clean[:_NAME_LENGTH] + "…"
+    return clean if len(clean) <= _MAX_NAME else clean[:_MAX_NAME] + "…"
 
 
 def started(state: CallState) -> Json:
-    state.about = common(state)
-    return {**state.about, "durable": state.durable, "effect_possible": state.effect_possible}
+    state.common = _common(state)
+    return {**state.common, "durable": state.durable, "effect_possible": state.effect_possible}
 
 
 def finished(state: CallState, outcome: Outcome, facts: Json) -> Json:
@@ -357,7 +367,7 @@ def finished(state: CallState, outcome: Outcome, facts: Json) -> Json:
     if outcome.result is not None:
         level = contract.log.result if contract is not None else "digest"
         result = _payload(state, outcome.result, state.encoded_result, level) | _kept(state, "result")
-    about = state.about or common(state)
+    about = state.common or _common(state)
     ended: Json = {
         "status": str(outcome.status),
         "reason_code": outcome.reason_code,
@@ -371,7 +381,7 @@ def finished(state: CallState, outcome: Outcome, facts: Json) -> Json:
         **({"run": _kept(state, "run")} if "run" in state.kept else {}),
     }
     recorded = disclosure.for_record(facts, state.salt)
-    if SHARED not in about:  # it got nowhere, so it is short, and said in full
+    if SHARED not in about:  # refused early: the record is short, and shares nothing
         if recorded.get("isolation"):
             recorded["isolation"] = state.isolation
         return {**about, **ended, "facts": recorded}
@@ -380,17 +390,21 @@ def finished(state: CallState, outcome: Outcome, facts: Json) -> Json:
 
 
 def _message(state: CallState, outcome: Outcome) -> str:
-    return state.said if state.said is not None else unquoted(outcome.message or "", state.call)
+    return (
+        state.recorded_message
+        if state.recorded_message is not None
+        else without_values(outcome.message or "", state.call)
+    )
 
 
-def unquoted(message: str, call: Call) -> str:
-    """A message as it goes on record: the caller is told which path is not there, but what stays says only that one
-    was named. Very short values say nothing, and would be found everywhere."""
+def without_values(message: str, call: Call) -> str:
+    """A message without the values of the call's arguments, as it goes on record. The caller may be told which path
+    does not exist; the record says only that some path does not."""
     if not message:
         return message
-    if len(message) > _LONGEST_MESSAGE:
+    if len(message) > _MAX_MESSAGE:
         return ""
-    values = {text for text in islice(_texts(call.arguments), _MAX_VALUES) if len(text) >= _SHORTEST_VALUE}
+    values = {text for text in islice(_texts(call.arguments), _MAX_VALUES) if len(text) >= _MIN_VALUE}
     for text in sorted(values, key=len, reverse=True):
         if len(text) > len(message):
             continue
@@ -400,7 +414,7 @@ def unquoted(message: str, call: Call) -> str:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """However deep they lie: a call may be refused because they lie too deep."""
+    """Every text in a value. Not recursive: a call may be refused because its arguments are nested too deeply."""
     left = [value]
     while left:
         value = left.pop()
@@ -412,68 +426,69 @@ def _texts(value: Any) -> Iterator[str]:
             left.extend(reversed(value))
 
 
-_REPEATED = ("contract_digest", "rules", "shadow", "ended", "effect", "effect_basis", "lasts", "labels")
-_COUNTED = ("output", "usage", "network", "session")
-_ECHOED = ("call_id", "decision_id")
-_ENDED = ("message", "replayed_from", "attempts", "status", "reason_code", "effect")
-_VERIFIED = "verified_at"
-_ends: dict[tuple[int, bytes], tuple[Json | None, canonical.Shared]] = {}
+_USUALLY_SAME = ("contract_digest", "rules", "shadow", "ended", "effect", "effect_basis", "lasts", "labels")
+_COUNTS = ("output", "usage", "network", "session")
+_SAID_ELSEWHERE = ("call_id", "decision_id")
+_ENDING_KEYS = ("message", "replayed_from", "attempts", "status", "reason_code", "effect")
+_VERIFIED_AT = "verified_at"
+_endings: dict[tuple[int, bytes], tuple[Json | None, canonical.Shared]] = {}
 
 
 def _shared_facts(facts: Json, ended: Json, state: CallState) -> tuple[Json, canonical.Shared]:
-    """Facts as they stand in the record itself, and what it shares with others: how it was isolated, and all that is
-    as usual. What is moved there is taken out of `ended`."""
+    """Split facts into those that stay in the record itself and a part that it shares with other records: the
+    isolation, and values that most calls have, such as counts of zero. Moves keys of `ended` into that part, too."""
     isolated = facts.pop("isolation", None)
-    quiet: Json = {}
+    empty: Json = {}
     own: Json = {}
     for name, value in facts.items():
-        if name in _REPEATED or _is_quiet(value):
-            quiet[name] = value
-        elif name in _COUNTED and isinstance(value, dict):
-            quiet[name], own[name] = _halves(value)
-        elif name not in _ECHOED:
+        if name in _USUALLY_SAME or _is_empty(value):
+            empty[name] = value
+        elif name in _COUNTS and isinstance(value, dict):
+            empty[name], own[name] = _split(value)
+        elif name not in _SAID_ELSEWHERE:
             own[name] = value
-    usual: Json = {"facts": quiet}
+    usual: Json = {"facts": empty}
     if state.started is not None and not ended["message"]:
-        usual |= {name: ended.pop(name) for name in _ENDED}
+        usual |= {name: ended.pop(name) for name in _ENDING_KEYS}
     isolation = state.isolation if isolated else None
-    if isolation and (at := isolation.get(_VERIFIED)) is not None:
-        own["isolation"] = {_VERIFIED: at}
-    return own, _ending(usual, isolation)
+    if isolation and (at := isolation.get(_VERIFIED_AT)) is not None:
+        own["isolation"] = {_VERIFIED_AT: at}
+    return own, _shared_ending(usual, isolation)
 
 
-def _halves(counts: Json) -> tuple[Json, Json]:
-    """What is as usual, and what is not."""
-    quiet: Json = {}
+def _split(counts: Json) -> tuple[Json, Json]:
+    """The counts that are empty, and those that are not."""
+    empty: Json = {}
     own: Json = {}
     for name, value in counts.items():
-        (quiet if _is_quiet(value) else own)[name] = value
-    return quiet, own
+        (empty if _is_empty(value) else own)[name] = value
+    return empty, own
 
 
-def _ending(usual: Json, isolation: Json | None) -> canonical.Shared:
-    """The shared part of a record, by the identity of the isolation, which boxes of one kind have in common."""
+def _shared_ending(usual: Json, isolation: Json | None) -> canonical.Shared:
+    """The shared part of a *finished* record, cached by the identity of `isolation`: boxes of one kind have the same
+    object."""
     try:
-        form = marshal.dumps(usual, 2)  # it is never read again, and it is quicker than JSON
-    except ValueError:  # a text of a type of its own is none to it
+        form = marshal.dumps(usual, 2)  # only a key of the cache, and quicker than JSON
+    except ValueError:  # it takes no subclass of `str`
         form = canonical.dumps(usual)
     key = (id(isolation), form)
-    known = _ends.get(key)
+    known = _endings.get(key)
     if known is None or known[0] is not isolation:
-        if len(_ends) >= _MAX_PARTS:
-            _ends.clear()
-        # Each process tries its host anew, so what it shares with others must not say when.
-        common = isolation and {name: value for name, value in isolation.items() if name != _VERIFIED}
+        if len(_endings) >= _MAX_PARTS:
+            _endings.clear()
+        # Each process checks its host anew: with the time of that, no two processes would share the part.
+        common = isolation and {name: value for name, value in isolation.items() if name != _VERIFIED_AT}
         part = canonical.Shared({**usual, "facts": {**usual["facts"], "isolation": common}})
-        known = _ends[key] = (isolation, part)
+        known = _endings[key] = (isolation, part)
     return known[1]
 
 
-def _is_quiet(value: Any) -> bool:
+def _is_empty(value: Any) -> bool:
     """Whether a value is zero, null, or holds nothing else; an empty text says something."""
     if not value:
         return bool(value != "")
-    return isinstance(value, dict) and all(map(_is_quiet, value.values()))
+    return isinstance(value, dict) and all(map(_is_empty, value.values()))
 
 
 def of_decision(decision: Decision, clean: Callable[[str], GuardedText]) -> Json:
@@ -498,7 +513,7 @@ def _of_shadow(shadow: Shadow, clean: Callable[[str], GuardedText]) -> Json:
 
 
 def of_approval(approval: Approval) -> Json:
-    """The approval by what the log proves of it, and where; what a table says is no evidence."""
+    """The approval as the signed log proves it. The table of approvals is no evidence."""
     return {"id": approval.id, "by": []} if approval.proof is None else approval.proof.as_fact()
 
 

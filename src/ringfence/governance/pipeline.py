@@ -69,34 +69,34 @@ log = logging.getLogger("ringfence.pipeline")
 
 _GRANT_SECONDS = 10.0
 _NEVER_RAN = frozenset({Status.VALIDATION_FAILURE, Status.DENIED, Status.APPROVAL_REQUIRED})
-_LONGEST_NAME = 1000
+_MAX_NAME = 1000
 _LISTING = ResultPolicy(max_bytes=8_000_000)
-"""All pages of what a server lists come as one result."""
+"""All pages of a server's list come as one result."""
 _MAX_PREVIEW = 4000
-"""Characters of what a person is shown beforehand."""
-_REBUILT = (-32021, -32042)
-"""Errors that say what a client must be able to do, or ask its user to visit a URL: their data was written anew."""
+"""Characters of a preview that a person is shown."""
+_OWN_DATA = (-32021, -32042)
+"""Errors that name a capability which the client lacks, or a URL for its user to visit: we composed their data."""
 SERVER_NETWORK = "server_network"
-"""The kind of record of what the box of a server asked of the network between calls."""
+"""The kind of record of the network requests that a server's box made between calls."""
 SERVER_CIRCUIT = "server_circuit"
-"""The kind of record of a server that is left alone because it failed, or that works again."""
-ASIDE = ("listing", "logging")
-"""Kinds of calls that clients make by themselves, and for which no person is asked."""
+"""The kind of record of a server that gets no calls for a while because it failed, or that works again."""
+AUTOMATIC = ("listing", "logging")
+"""Kinds of calls that clients make by themselves. No person is asked for approval of them."""
 
 
-class _Nobody:
-    """The client of a call that is made for a person who is asked: nobody to tell or to ask."""
+class _NoClient:
+    """The channel of a preview, which has no client: nothing is sent, and no question can be asked."""
 
     capabilities: Json = {}  # noqa: RUF012 - nothing is ever put in
 
     async def ask(self, questions: Mapping[str, Json]) -> Mapping[str, Json]:
-        raise Refused(Status.FAILED, "client_refused", "nobody can be asked while it is shown what a call would do")
+        raise Refused(Status.FAILED, "client_refused", "a preview of a call has no client that could be asked")
 
     async def notify(self, method: str, params: Json) -> None:
         return None
 
 
-NOBODY = _Nobody()
+NO_CLIENT = _NoClient()
 
 
 class Pipeline:
@@ -111,7 +111,7 @@ class Pipeline:
         limits: Budget,
         watcher: CallWatcher | None = None,
     ) -> None:
-        """`watcher` sees every call; None: nobody wants to know."""
+        """`watcher` keeps metrics, traces and logs of calls; None: there are none."""
         self.rules = rules
         self._watcher = watcher
         self._store = store
@@ -120,9 +120,10 @@ class Pipeline:
         self._budget = limits
         self._keys = IdempotencyKeys(store)
         self.stopping = False
-        """Set when the gateway begins to stop: calls that end by that were cancelled by no caller."""
+        """Set when the gateway begins to stop: from then on it is the gateway that cancels calls, not their callers."""
         self._under_way = 0
-        """How many calls run. Several share a commit, made beside the loop; a single one waits for no others."""
+        """How many calls run. If only one does, its records are written at once, on the event loop's own thread: there
+        is no other to share a commit with."""
 
     async def handle(self, call: Call, channel: Channel) -> Outcome:
         self._under_way += 1
@@ -143,25 +144,25 @@ class Pipeline:
             outcome = await self._outcome_of(rules, state, channel)
         except asyncio.CancelledError:
             with aio.shield():
-                await self._close(state, self._given_up())
+                await self._close(state, self._stopped_outcome())
             raise
         except Exception:  # the edge of the pipeline: a fault of ours must still close the call on record
             log.exception("call %s failed inside the gateway", call.id)
-            outcome = _internal(state)
+            outcome = _internal_failure(state)
         try:
             return await self._close(state, outcome)  # 11 facts and audit
         except Exception:  # likewise: nothing was written
-            log.exception("the end of call %s could not be stated", call.id)
-            return await self._close_barely(state)
+            log.exception("the facts or the record of call %s could not be made", call.id)
+            return await self._close_bare(state)
 
     async def _outcome_of(self, rules: Rulebook, state: CallState, channel: Channel) -> Outcome:
-        """How the call ends, whatever stops it but a fault of ours."""
+        """Run the stages, and turn every expected error into an outcome."""
         try:
             return await self._run_stages(rules, state, channel)
         except Refused as exc:
             return await self._refusal(state, exc)
         except Unavailable as exc:
-            lost = state.dispatched and state.possible.intended  # nobody states that nothing was begun
+            lost = state.dispatched and state.possible.intended  # without a statement that nothing was begun
             status = Status.UNKNOWN if lost else Status.UNAVAILABLE
             return self._problem(state, status, exc.reason_code, exc.message)
         except OutcomeUnknown as exc:
@@ -176,16 +177,16 @@ class Pipeline:
             return Outcome(Status.UNAVAILABLE, "store", text)
 
     async def _run_stages(self, rules: Rulebook, state: CallState, channel: Channel) -> Outcome:
-        contract = self._contract(rules, state)  # 3 contract
+        contract = self._find_contract(rules, state)  # 3 contract
         await self._judge(rules, state, contract)  # 4 policy
-        call = state.call  # as it goes on
-        key = state.key = await self._key(rules, state, contract)  # 5 idempotency
+        call = state.call  # the stages above may have replaced it
+        key = state.key = await self._idempotency_key(rules, state, contract)  # 5 idempotency
         patience = idempotency.KeyWait.of(contract)
         if key is not None:
             replayed = await self._earlier(rules, state, key, patience)
             if replayed is not None:
                 return replayed
-        quota = None if call.kind in ASIDE else rules.permissions.of(call.principal).quota
+        quota = None if call.kind in AUTOMATIC else rules.permissions.of(call.principal).quota
         state.slot = self._budget.admit(call, contract, state.arguments_digest, quota)  # 6 budget
         if state.opening is not None:
             self._budget.charge(state.slot, call, state.opening, call.arguments["count"])
@@ -194,18 +195,18 @@ class Pipeline:
         # 9 dispatch, 10 guard
         return grant if isinstance(grant, Outcome) else await self._dispatch(rules, state, grant, channel)
 
-    def _given_up(self) -> Outcome:
+    def _stopped_outcome(self) -> Outcome:
         if self.stopping:
             return Outcome(Status.KILLED, "stopping", own_words("the gateway was stopped before the call ended"))
         return Outcome(Status.KILLED, "cancelled", own_words("the caller cancelled the call"))
 
     async def withdrawn(self, call: Call) -> None:
-        """Put a call on record that its caller took back, or that a stop of the gateway ended, before it was begun."""
-        await self._close(self._state(call), self._given_up())
+        """Record a call that its caller cancelled, or that the stop of the gateway ended, before it was handled."""
+        await self._close(self._state(call), self._stopped_outcome())
 
     @property
-    def cleaning(self) -> object:
-        """The very same object as long as `listed` takes the same out."""
+    def redaction_basis(self) -> object:
+        """To be compared by identity: it is another object once `listed` redacts by other secrets or patterns."""
         return None if self._guard.redactor is None else self._guard.redactor.basis
 
     def listed(self, item: Json) -> Json:
@@ -219,8 +220,8 @@ class Pipeline:
         start: Callable[[], Awaitable[None]],
         places: tuple[str, ...] = (),
     ) -> None:
-        """The start of a server is a call by `system`: on record before it happens, and closed with how it went.
-        `places` are those that its box may reach besides its network."""
+        """Start a server, as a call by `system`: on record before it happens, and closed with its outcome. `places` are
+        the hosts that its box may reach besides those of its network."""
         how: Json = {"url": spec.url} if spec.url is not None else {"command": list(spec.command)}
         call = Call(canonical.new_id("call"), SYSTEM, spec.name, {**how, "for": principal.key}, "server", "system")
         call = replace(call, server=spec.name, method="server/start")
@@ -234,7 +235,7 @@ class Pipeline:
             work: Callable[[Transaction], Receipt] = lambda tx: tx.append("started", call.id, journal.started(state))  # noqa: E731
             state.started = await self._store.write(work, durable=state.durable)
         except StoreError:
-            self._watched(state, Outcome(Status.UNAVAILABLE, "store"))
+            self._tell_watcher(state, Outcome(Status.UNAVAILABLE, "store"))
             raise Unavailable("store", f"the start of server {spec.name} could not be recorded") from None
         state.dispatched = True
         outcome = Outcome(Status.SUCCESS, "ok")
@@ -242,34 +243,33 @@ class Pipeline:
             with state.working(boxed=False):
                 await start()
         except Unavailable as exc:
-            state.dispatched = False  # so `ports.Launcher` has it: nothing was started
+            state.dispatched = False  # `ports.Launcher` raises it only if nothing was started
             outcome = Outcome(Status.UNAVAILABLE, exc.reason_code, self._guard.message(exc.message))
             raise
-        except OutcomeUnknown as exc:  # its program ran, and may have done anything that it could
+        except OutcomeUnknown as exc:  # its program ran, and may have done anything that its box allows
             outcome = Outcome(Status.FAILED, exc.reason_code, self._guard.message(exc.message))
             raise
         except BaseException:
-            outcome = Outcome(Status.KILLED, "cancelled", own_words("the start was given up"))
+            outcome = Outcome(Status.KILLED, "cancelled", own_words("the start of the server was cancelled"))
             raise
         finally:
             with aio.shield():
                 await self._close(state, outcome)
 
     async def server_network(self, spec: ServerSpec, principal: Principal, network: Json) -> None:
-        """Put on record what the box of a server asked of the network while it answered no call that could tell of
-        it."""
+        """Record the network requests that a server's box made while no call ran whose facts would have them."""
         if self._watcher is not None:
             self._watcher.metrics.sent(network)
-        told = self._guard.facts({"network": network})
         effect = Effect.UNKNOWN if facts.went_out(network) else Effect.NONE
-        body = {"server": spec.name, "for": principal.key, "effect": str(effect), **told}
+        clean = self._guard.facts({"network": network})
+        body = {"server": spec.name, "for": principal.key, "effect": str(effect), **clean}
         try:
             await self._store.write(lambda tx: tx.append(SERVER_NETWORK, None, body))
         except StoreError as exc:
             log.error("what server %s sent between calls could not be recorded: %s", spec.name, exc)
 
     async def server_circuit(self, server: str, principal: Principal, change: Json) -> None:
-        """Put on record that a server which failed again and again is left alone for a while, or works again."""
+        """Record that a server which failed repeatedly gets no calls for a while, or that it works again."""
         body = {"server": server, "for": principal.key, **change}
         try:
             await self._store.write(lambda tx: tx.append(SERVER_CIRCUIT, None, body))
@@ -278,11 +278,11 @@ class Pipeline:
 
     # ── 3 contract, 4 policy ──────────────────────────────────────────────────────────────────────
 
-    def _contract(self, rules: Rulebook, state: CallState) -> Contract:
+    def _find_contract(self, rules: Rulebook, state: CallState) -> Contract:
         call = state.call
         if call.fault is None:
             plain = replace(call, meta={}, box=None) if call.meta or call.box is not None else call
-            state.arguments_digest = _digest(plain)
+            state.arguments_digest = _call_digest(plain)
             self._budget.check_loop(call, state.arguments_digest)
         if call.kind == "tool":
             capability = rules.resolve(call)
@@ -298,11 +298,11 @@ class Pipeline:
 
     @staticmethod
     def _bind_session(rules: Rulebook, state: CallState, contract: Contract) -> None:
-        """Where its server lives in sessions, the one that the call names counts as an argument from here on; for other
-        servers it says nothing."""
-        if not _in_sessions(rules, contract):
+        """If the server runs in sessions, the session that the call names counts as an argument from here on. For any
+        other server it means nothing, and is dropped."""
+        if not _runs_in_sessions(rules, contract):
             state.call = replace(state.call, box=None)
-        state.arguments_digest = _digest(replace(state.call, meta={}))
+        state.arguments_digest = _call_digest(replace(state.call, meta={}))
 
     def _filter_meta(self, state: CallState, contract: Contract) -> None:
         """Reduce `_meta` to what may be sent on. What the contract lets through counts as an argument from here on."""
@@ -314,17 +314,17 @@ class Pipeline:
         problem = call_meta.meta_problem(found.meta) if found.meta else None
         meta = found.meta if problem is None else {}
         state.call = replace(state.call, meta=meta, traced=found.trace, trace=found.trace.get("traceparent"))
-        state.left_behind = {
+        state.dropped_meta = {
             **({"stripped": found.stripped} if found.stripped else {}),
             **({"refused": found.refused} if found.refused else {}),
         }
         if problem is not None:
             raise Refused(Status.VALIDATION_FAILURE, "bad_meta", f"The call cannot be made: {problem}.")
         if meta:
-            state.arguments_digest = _digest(state.call)
+            state.arguments_digest = _call_digest(state.call)
 
     def _implicit_contract(self, rules: Rulebook, state: CallState) -> Contract:
-        """A resource, prompt or completion: allowed by the server's own list or not at all."""
+        """The contract of a resource, prompt or completion. Raises Refused for one that its server does not list."""
         call = state.call
         if call.fault is not None:
             raise Refused(Status.VALIDATION_FAILURE, "bad_request", call.fault)
@@ -337,26 +337,26 @@ class Pipeline:
                 raise Refused(
                     Status.VALIDATION_FAILURE,
                     "unknown_resource",
-                    f"no resource {quoted(call.tool, _LONGEST_NAME)} is offered",
+                    f"no resource {quoted(call.tool, _MAX_NAME)} is offered",
                 )
             if uri != call.tool:
                 state.call = replace(call, tool=uri, arguments={**call.arguments, "uri": uri})
-                state.arguments_digest = _digest(replace(state.call, meta={}))
+                state.arguments_digest = _call_digest(replace(state.call, meta={}))
             return rules.implicit[SERVER]
         if call.kind == "listing" and call.server == SERVER and SERVER in rules.implicit:
             return replace(rules.implicit[SERVER], result=_LISTING)
-        if call.kind in ASIDE and call.server is not None and call.server in rules.servers:
+        if call.kind in AUTOMATIC and call.server is not None and call.server in rules.servers:
             permission.require_list(call, call.server)
             return replace(rules.implicit[call.server], result=_LISTING)
         spec = rules.servers.get(call.server or "")
         known = settled(call)
         if spec is None or known is None or not is_listed(spec, known):
-            text = f"no {call.kind} {quoted(call.tool, _LONGEST_NAME)} is offered"
+            text = f"no {call.kind} {quoted(call.tool, _MAX_NAME)} is offered"
             raise Refused(Status.VALIDATION_FAILURE, f"unknown_{call.kind}", text)
         permission.require_item(known, spec.name)
         if known is not call:
             state.call = call = known
-            state.arguments_digest = _digest(replace(call, meta={}))
+            state.arguments_digest = _call_digest(replace(call, meta={}))
         if call.kind == "prompt":
             state.definition = rules.prompts.get((spec.name, str(call.arguments.get("name"))))
             if state.definition is None:
@@ -365,7 +365,7 @@ class Pipeline:
 
     async def _judge(self, rules: Rulebook, state: CallState, contract: Contract) -> None:
         """The decision on a call, and what it may change. Raises Refused, Unavailable."""
-        await self._policy(rules, state, contract)
+        await self._decide(rules, state, contract)
         call = state.call
         self._dispatcher.check(call, contract, state.decision)  # type: ignore[arg-type]
         outside = await self._dispatcher.outside(call, contract)
@@ -373,26 +373,26 @@ class Pipeline:
         state.lasts = self._dispatcher.lasts(contract, state.decision)
         code = carried_code(call, contract, outside)
         if code is not None:
-            await self._as_program(rules, state, *code)
+            await self._judge_program(rules, state, *code)
         if forks(contract) and outside.opened_by is not None:
-            await self._as_opening(rules, state, outside.opened_by)
+            await self._judge_opening(rules, state, outside.opened_by)
 
-    async def _policy(self, rules: Rulebook, state: CallState, contract: Contract) -> None:
-        self._labels(rules, state, contract)
+    async def _decide(self, rules: Rulebook, state: CallState, contract: Contract) -> None:
+        self._set_labels(rules, state, contract)
         decision = state.decision = await rules.policy.decided(state.call, contract)
         if contract.commands is not None and decision.allowed:
             state.decision = approval_binding.for_programs(decision, state.call, contract)
         _require_allowed(decision)
         if decision.asks and state.call.method == "resources/unsubscribe":
-            # It gives nothing, and a session's end would wait for it.
+            # To end a subscription gives the agent nothing, and the end of its MCP session would wait for the person.
             state.decision = replace(decision, asks=(), reason=f"{decision.reason}; to end it no person is asked")
-        elif decision.asks and state.call.kind in ASIDE:
+        elif decision.asks and state.call.kind in AUTOMATIC:
             text = f"Refused by policy: {decision.reason}, and no person can be asked for {state.call.method}"
             raise Refused(Status.DENIED, "policy", text)
 
-    def _labels(self, rules: Rulebook, state: CallState, contract: Contract) -> None:
-        """Which labels the call has, and which are in force. Raises StoreError."""
-        if state.call.kind in ASIDE:
+    def _set_labels(self, rules: Rulebook, state: CallState, contract: Contract) -> None:
+        """Set the labels of the call, and those in force. Raises StoreError."""
+        if state.call.kind in AUTOMATIC:
             return
         kept = flow.begun(rules, self._store, state.call, contract, time.time())
         if kept is not None:
@@ -400,16 +400,16 @@ class Pipeline:
             state.call = replace(state.call, flow=kept.flow)
 
     @staticmethod
-    def _labelled_as(rules: Rulebook, call: Call, contract: Contract) -> Call:
-        """The call as one of another capability as well, with the labels of that, too."""
+    def _with_labels_of(rules: Rulebook, call: Call, contract: Contract) -> Call:
+        """The call with the labels of another capability besides its own."""
         if call.flow is None:
             return call
         own = tuple(dict.fromkeys((*call.flow.own, *flow.own_labels(call, contract, rules.environment))))
         return replace(call, flow=Flow(own, in_force(own, call.flow.labels)))
 
-    async def _as_program(self, rules: Rulebook, state: CallState, tool: str, arguments: Json) -> None:
-        """Code is code, whichever call brings it: what policy, contracts and people demand of the tool that would run
-        it is demanded of this call, too. Raises Refused, Unavailable."""
+    async def _judge_program(self, rules: Rulebook, state: CallState, tool: str, arguments: Json) -> None:
+        """Judge a call that carries code also as a call of `tool`, which runs such code: policy, contracts and people
+        must allow both. Raises Refused, Unavailable."""
         assert state.decision is not None
         state.programs = tuple(rules.catalog.serving(tool, rules.environment))
         if not state.programs:
@@ -422,41 +422,41 @@ class Pipeline:
         for each in state.programs:
             if permission.calls(each.name):
                 rules.permissions.require_scope(state.call.principal, each.name)
-            call = self._labelled_as(rules, replace(state.call, tool=each.name, arguments=arguments), each)
+            call = self._with_labels_of(rules, replace(state.call, tool=each.name, arguments=arguments), each)
             decision = await rules.policy.decided(call, each)
-            asks = await self._asked_by(rules, call, each)
+            asks = await self._rules_that_ask(rules, call, each)
             state.decision = joined(state.decision, decision, each.name, asks)
             _require_allowed(state.decision)
-            # It would be in a session, with the code in whichever way the program takes it.
+            # The tool would run in a session, and take the code in any of the ways that it offers.
             inside = {"session": "", **dict.fromkeys(KIT[tool].one_of[:1], "")}
             self._dispatcher.check(replace(call, arguments=inside), each, decision)
 
     @staticmethod
-    async def _asked_by(rules: Rulebook, call: Call, contract: Contract) -> tuple[str, ...]:
+    async def _rules_that_ask(rules: Rulebook, call: Call, contract: Contract) -> tuple[str, ...]:
         see = partial(variables, call, contract, rules.environment)
         return await while_others_are_served(call, partial(rules.approvals.asked_by, contract, see))
 
-    async def _as_opening(self, rules: Rulebook, state: CallState, name: str) -> None:
-        """Each fork is a session like the one it is made from: what policy, the contract and people demand of the
-        capability that opened that one is demanded of the fork, too. Raises Refused."""
+    async def _judge_opening(self, rules: Rulebook, state: CallState, name: str) -> None:
+        """Judge a fork also as a call of the capability that opened the session: each fork is a session like it, so
+        policy, the contract and people must allow that, too. Raises Refused."""
         assert state.decision is not None
         opening = state.opening = rules.catalog.named(name, rules.environment)
         if opening is None and state.call.attached is not None:
-            return  # a program of the user's, by another configuration than that of the agent whose session it is
+            return  # a program of the user's, whose configuration need not be the one of the session's agent
         if opening is None:
             text = f"{name}, by which this session was opened, is not offered here any more"
             raise Refused(Status.DENIED, "policy", f"Refused by policy: {text}")
-        call = self._labelled_as(rules, replace(state.call, tool=opening.name), opening)
+        call = self._with_labels_of(rules, replace(state.call, tool=opening.name), opening)
         rules.permissions.of(call.principal).require_tool(call, ())
         rules.permissions.require_scope(call.principal, opening.name)
         decision = await rules.policy.decided(call, opening)
-        asks = await self._asked_by(rules, call, opening)
+        asks = await self._rules_that_ask(rules, call, opening)
         state.decision = joined(state.decision, decision, opening.name, asks)
         _require_allowed(state.decision)
 
     # ── 5 idempotency ─────────────────────────────────────────────────────────────────────────────
 
-    async def _key(self, rules: Rulebook, state: CallState, contract: Contract) -> IdempotencyKey | None:
+    async def _idempotency_key(self, rules: Rulebook, state: CallState, contract: Contract) -> IdempotencyKey | None:
         if state.call.idempotency_key is None and contract.idempotent_key is None:
             return None
         digest = canonical.digest([state.arguments_digest, contract.name])
@@ -470,13 +470,14 @@ class Pipeline:
     async def _earlier(
         self, rules: Rulebook, state: CallState, key: IdempotencyKey, patience: idempotency.KeyWait
     ) -> Outcome | None:
-        """The outcome of an earlier call under this key, for which it waits; None if there was none."""
+        """The outcome of an earlier call under this key, which may still run; None if there was none."""
         found = await self._keys.earlier(key, state.call, patience)
         await self._recheck_rules(rules, state)
         return None if found is None else self._replay(state, *found)
 
     def _replay(self, state: CallState, call_id: str, kept: Json) -> Outcome:
-        """A kept outcome, guarded again: by now more may be secret, and the contract may allow less."""
+        """The kept outcome of an earlier call, guarded again: by now there may be further secrets, and the contract may
+        allow less."""
         state.replayed_from = call_id
         outcome = idempotency.unpack(kept, self._guard.message)
         contract = state.contract
@@ -525,25 +526,24 @@ class Pipeline:
         await self._recheck_rules(rules, state)
         state.isolation = self._dispatcher.isolation(contract)
         forked = [] if state.opening is None else [state.opening] * state.call.arguments["count"]
-        spent = [each for each in (contract, *forked) if each.rate.per_day is not None]
+        with_quota = [each for each in (contract, *forked) if each.rate.per_day is not None]
         cost = contract.cost + sum(each.cost for each in forked)
-        charged = _budgets(rules, state) if cost else []
-
+        charged = _cost_budgets(rules, state) if cost else []
         notes = state.flow if state.flow is not None and flow.unsaid(state.flow) else None
 
         def work(tx: Transaction) -> tuple[Receipt, Approval | None]:
             approval: Approval | None = None
             if notes is not None:
                 flow.note(tx, notes)
-            # The key first: the call that has it may also have used the approval, and is then to be joined.
+            # The key first: the call that has taken it may have used the approval, too, and this one joins that call.
             if key is not None and tx.take_key(key.scope, key.name, key.request_digest, state.call.id) is not None:
                 raise _KeyTaken
             if requirement is not None:
-                approval = state.approval = self._use(rules, tx, digest, state.call.id)
-            self._spend(rules, tx, state, spent)
+                approval = state.approval = self._consume(rules, tx, digest, state.call.id)
+            self._spend_quotas(rules, tx, state, with_quota)
             for use in minutes:
                 use.spend(tx)
-            _charge(tx, state, charged, cost)
+            _spend_budgets(tx, state, charged, cost)
             payload = self._payload_to_keep(contract, journal.as_sent(state.call), contract.log.arguments)
             if payload is not None:
                 state.kept["arguments"] = canonical.salted_bytes(payload, state.salt)
@@ -551,14 +551,14 @@ class Pipeline:
             return tx.append("started", state.call.id, journal.started(state), salt=state.salt), approval
 
         def on_written(done: tuple[Receipt, Approval | None]) -> None:
-            """Also of a call that is cancelled meanwhile: it is closed as one that had this grant."""
+            """Called for a cancelled call, too: it must be closed as one that had this grant."""
             state.started, state.approval = done
 
         alone = self._under_way == 1
         if notes is None and state.flow is not None:
             state.flow.noted = True
         minutes = [] if state.slot is None else state.slot.minutes
-        counted = spent or charged or minutes or _per_day(rules, state) is not None
+        counted = with_quota or charged or minutes or _agent_quota(rules, state) is not None
         plain = key is None and requirement is None and not counted and notes is None
         keeps = contract.log.arguments == "redacted" or contract.record == "full"
         try:
@@ -568,15 +568,16 @@ class Pipeline:
                     journal.started(state),
                     state.salt,
                     alone=alone,
-                    kept=lambda done: on_written((done, None)),
+                    on_commit=lambda done: on_written((done, None)),
                 )
             else:
                 await self._store.write(
                     work,
                     durable=state.durable or notes is not None,
                     alone=alone,
-                    covered=state.durable,  # by the end's, where the call is not to change anything before that
-                    kept=on_written,
+                    # Without an effect outside, the checkpoint of the call's end is soon enough.
+                    covered=state.durable,
+                    on_commit=on_written,
                 )
         except _AlreadyUsed:
             state.approval = None
@@ -584,11 +585,11 @@ class Pipeline:
             shown = lambda: approval_binding.summary(self._guard, state)  # noqa: E731
             raise await rules.approvals.ask_again(approval_binding.named(state), digest, requirement, shown) from None
         except Unproven as exc:
-            state.approval = state.about = None
+            state.approval = state.common = None
             log.error("call %s is refused: %s", state.call.id, exc)
             raise unproven(exc) from None
         except (Refused, StoreError):
-            state.approval = state.about = None  # rolled back: the approval was not used
+            state.approval = state.common = None  # rolled back: the approval was not used
             raise
         return Grant(
             call=state.call,
@@ -604,21 +605,20 @@ class Pipeline:
         )
 
     @staticmethod
-    def _spend(rules: Rulebook, tx: Transaction, state: CallState, spent: list[Contract]) -> None:
-        """Take what the call uses of the day's quotas. Raises Refused where nothing is left."""
-        of_agent = _per_day(rules, state)
-        for each in spent:
-            scope = budget.day_scope(state.call, each)
-            if not tx.spend(scope, state.began_at.date().isoformat(), each.rate.per_day or 0):
+    def _spend_quotas(rules: Rulebook, tx: Transaction, state: CallState, with_quota: list[Contract]) -> None:
+        """Count the call against the day's quotas of these contracts and of its agent. Raises Refused where one is used
+        up."""
+        day = state.began_at.date().isoformat()
+        for each in with_quota:
+            if not tx.spend(budget.day_scope(state.call, each), day, each.rate.per_day or 0):
                 raise Refused(Status.DENIED, "quota", f"the day's quota of {each.name} is used up")
-        if of_agent is not None:
-            day = state.began_at.date().isoformat()
-            if not tx.spend(budget.agent_scope(state.call), day, of_agent):
-                text = f"the day's quota of the agent {state.call.principal.agent} is used up"
-                raise Refused(Status.DENIED, "quota", text)
+        of_agent = _agent_quota(rules, state)
+        if of_agent is not None and not tx.spend(budget.agent_scope(state.call), day, of_agent):
+            text = f"the day's quota of the agent {state.call.principal.agent} is used up"
+            raise Refused(Status.DENIED, "quota", text)
 
     @staticmethod
-    def _use(rules: Rulebook, tx: Transaction, digest: str, call_id: str) -> Approval:
+    def _consume(rules: Rulebook, tx: Transaction, digest: str, call_id: str) -> Approval:
         """Consume the approval that this call runs on. Raises Unproven, or _AlreadyUsed where there is none."""
         approval = approval_binding.use(rules, tx, digest, call_id)
         if approval is None:
@@ -626,7 +626,8 @@ class Pipeline:
         return approval
 
     async def _approval(self, rules: Rulebook, state: CallState, requirement: Requirement, channel: Channel) -> str:
-        """Wait for a person's approval of the call as it is now; if its session went on meanwhile, ask again."""
+        """Wait for a person's approval of the call as it is now, and return the digest that it is bound to. If another
+        step ran in its session meanwhile, ask again."""
         contract = state.contract
         assert contract is not None
         state.session_state = await self._dispatcher.state(state.call, contract)
@@ -646,32 +647,34 @@ class Pipeline:
             if self.rules is not rules and self._approval_terms_changed(rules, state, requirement):
                 text = "The rules were changed while this call waited for a person; make it again to have them asked."
                 raise Refused(Status.DENIED, "rules_changed", text)
-            seen, state.session_state = state.session_state, await self._dispatcher.state(state.call, contract)
-            shot, state.snapshot = state.snapshot, await self._dispatcher.snapshot(state.call, contract)
-            if (state.session_state, state.snapshot) == (seen, shot):
+            approved = (state.session_state, state.snapshot)
+            state.session_state = await self._dispatcher.state(state.call, contract)
+            state.snapshot = await self._dispatcher.snapshot(state.call, contract)
+            if (state.session_state, state.snapshot) == approved:
                 return digest
 
     async def _preview(self, rules: Rulebook, state: CallState, name: str) -> Json:
-        """What the capability that shows what a call would do says of it: a governed call of its own, and for the
-        person who is asked alone."""
-        found = [each for each in rules.catalog.offered(rules.environment) if each.contract.name == name]
-        if state.is_preview or not found or found[0].contract.mode is not Mode.READ:
-            return {"by": name, "problem": "it could not be shown: no such read is offered"}
-        schema = None if found[0].definition is None else found[0].definition.body.get("inputSchema")
-        arguments = undo.fitting(schema if isinstance(schema, dict) else {}, state.call.arguments)
+        """Preview the call by the capability `name`, for the person who is asked to approve it. The preview is a
+        governed call itself."""
         call = state.call
-        shows = Call(canonical.new_id("call"), call.principal, name, arguments, "tool", call.origin, parent=call.id)
-        shown = self._state(replace(shows, session=call.session))
-        shown.is_preview = True
-        outcome = await self._handle(shown, NOBODY)
-        text, told = outcome.text, {"by": name, "call": shows.id}
+        capability = next((e for e in rules.catalog.offered(rules.environment) if e.contract.name == name), None)
+        if state.is_preview or capability is None or capability.contract.mode is not Mode.READ:
+            return {"by": name, "problem": "it could not be shown: no such read is offered"}
+        schema = None if capability.definition is None else capability.definition.body.get("inputSchema")
+        arguments = undo.fitting(schema if isinstance(schema, dict) else {}, call.arguments)
+        read = Call(canonical.new_id("call"), call.principal, name, arguments, "tool", call.origin, parent=call.id)
+        preview = self._state(replace(read, session=call.session))
+        preview.is_preview = True
+        outcome = await self._handle(preview, NO_CLIENT)
+        named = {"by": name, "call": read.id}
         if not outcome.ok:
-            return {**told, "problem": f"it could not be shown ({outcome.status}/{outcome.reason_code})"}
-        return {**told, "text": text if len(text) <= _MAX_PREVIEW else f"{text[:_MAX_PREVIEW]}…"}
+            return {**named, "problem": f"it could not be shown ({outcome.status}/{outcome.reason_code})"}
+        text = outcome.text
+        return {**named, "text": text if len(text) <= _MAX_PREVIEW else f"{text[:_MAX_PREVIEW]}…"}
 
     async def _recheck_rules(self, rules: Rulebook, state: CallState) -> None:
-        """After a wait, before the call begins: what has not begun when the rules are tightened does not begin. A
-        reload that leaves this call as it was does not stop it. Raises Refused, Unavailable."""
+        """Called after every wait, before the call begins: if the rules were tightened meanwhile, it does not begin. A
+        reload that does not concern this call does not stop it. Raises Refused, Unavailable."""
         if self.rules is rules:
             return
         with WorkProgress():
@@ -681,7 +684,7 @@ class Pipeline:
                 text = "The rules were changed while this call waited, so it was not begun; make it again."
                 raise Refused(Status.DENIED, "rules_changed", text)
         if state.started is None:
-            state.decision = fresh.decision  # the one on record is that which it begins by
+            state.decision = fresh.decision  # *started* records the decision that the call begins under
 
     async def _same_judgement(self, now: Rulebook, rules: Rulebook, fresh: CallState, state: CallState) -> bool:
         """Whether a call is the same under the current rules as when it arrived. Raises Unavailable."""
@@ -694,7 +697,7 @@ class Pipeline:
         return await approval_binding.judged(now, fresh) == await approval_binding.judged(rules, state)
 
     def _rules_in_force(self, rules: Rulebook, state: CallState) -> Rulebook:
-        """The rules for what a call that runs goes on with. Raises Refused where they make it another call."""
+        """The current rules, for a call that runs already. Raises Refused where its contract is another one by now."""
         now = self.rules
         if now is not rules:
             fresh = self._under_current_rules(state)
@@ -705,8 +708,8 @@ class Pipeline:
         return now
 
     def _under_current_rules(self, state: CallState) -> CallState | None:
-        """A call as it would be under the current rules; None where it would be refused. Raises Refused where what it
-        needs is no longer there."""
+        """The call as it would be under the current rules; None where it would be refused. Raises Refused (unavailable)
+        where something that it needs is gone."""
         now, fresh = self.rules, replace(state)
         try:
             if state.call.kind == "tool":
@@ -726,9 +729,9 @@ class Pipeline:
                 fresh.contract = self._implicit_contract(now, fresh)
         except Refused as exc:
             if exc.status is Status.UNAVAILABLE:
-                raise  # nobody forbade it: what it needs is gone, and which that is, this says
+                raise  # it is not forbidden: the error says what is gone
             return None
-        if state.call.box is not None and not _in_sessions(now, fresh.contract):
+        if state.call.box is not None and not _runs_in_sessions(now, fresh.contract):
             return None  # it would run elsewhere
         return fresh
 
@@ -761,7 +764,7 @@ class Pipeline:
                 answer = await self._dispatcher.run(sent, answering, asked)
         except (Unavailable, Refused) as exc:
             refused = isinstance(exc, Unavailable) or exc.status is Status.VALIDATION_FAILURE
-            # What can change nothing outside has begun nothing there, whatever stopped it.
+            # A call that can change nothing outside has begun nothing there, whatever stopped it.
             state.dispatched = not (exc.nothing_begun or (refused and not state.effect_possible))
             raise
         except asyncio.CancelledError as exc:
@@ -770,7 +773,7 @@ class Pipeline:
             raise
         state.answered_by(answer)
         if answer.result is None:
-            return Outcome(answer.status, answer.reason_code, self._said(state, answer.message))
+            return Outcome(answer.status, answer.reason_code, self._set_message(state, answer.message))
         guarded = await self._guard.inspect_async(
             grant.contract, grant.definition, answer.result, state.call.principal.key
         )
@@ -780,7 +783,7 @@ class Pipeline:
         if guarded.problem is not None:
             code, text = guarded.problem
             return Outcome(Status.FAILED, code, text, trust=guarded.trust)
-        # Where the contract removes something from the output, no caller gets the raw output.
+        # If the contract removes anything from the result, no caller gets the raw output of the box either.
         whole = not grant.contract.redact and grant.contract.result.fields is None
         ran, within = (answer.ran, answer.within) if whole else (None, None)
         return Outcome(
@@ -789,27 +792,27 @@ class Pipeline:
 
     async def _refusal(self, state: CallState, exc: Refused) -> Outcome:
         error: Json | None = None
-        message = self._said(state, exc.message)
+        message = self._set_message(state, exc.message)
         if isinstance(exc, UpstreamFailed):
             whole = state.contract is None or state.contract.result.fields is None
             if not whole:
-                message = self._said(state, ONLY_FIELDS)
+                message = self._set_message(state, ONLY_FIELDS)
             error = {"code": exc.code, "message": message}
-            if exc.data is not None and state.contract is not None and (whole or exc.code in _REBUILT):
-                with contextlib.suppress(Refused):  # then it goes without
+            if exc.data is not None and state.contract is not None and (whole or exc.code in _OWN_DATA):
+                with contextlib.suppress(Refused):  # the error is then sent without data
                     error["data"] = await self._guard.error_data(state.contract, exc.data)
-        trust = _trust(state, exc.reason_code)
-        # What was refused when it may have begun already has failed.
+        trust = _trust_label(state, exc.reason_code)
+        # A refusal after the call may have begun is a failure.
         status = Status.FAILED if state.dispatched and exc.status in _NEVER_RAN else exc.status
         return Outcome(status, exc.reason_code, message, trust=trust, approval_id=exc.approval_id, error=error)
 
     def _problem(self, state: CallState, status: Status, code: str, text: str) -> Outcome:
-        return Outcome(status, code, self._said(state, text), trust=_trust(state, code))
+        return Outcome(status, code, self._set_message(state, text), trust=_trust_label(state, code))
 
-    def _said(self, state: CallState, text: str) -> GuardedText:
-        """What the caller is told, clean; and beside it what of that goes on record. Values are taken out of it first:
-        once it was redacted, escaped or cut, they are no longer found in it."""
-        state.said = self._guard.message(journal.unquoted(text, state.call), state.contract)
+    def _set_message(self, state: CallState, text: str) -> GuardedText:
+        """Set the message that goes on record, and return the one for the caller; both are guarded. Argument values are
+        removed from the first before that: in a text that was redacted, escaped or cut they are not found."""
+        state.recorded_message = self._guard.message(journal.without_values(text, state.call), state.contract)
         return self._guard.message(text, state.contract)
 
     # ── 11 facts and audit ────────────────────────────────────────────────────────────────────────
@@ -822,7 +825,7 @@ class Pipeline:
         elif state.arguments_digest:
             self._budget.note(state.call, state.arguments_digest, outcome.status)
         if not state.dispatched and outcome.status in (Status.KILLED, Status.DENIED):
-            state.isolation = {}  # it was to have one
+            state.isolation = {}  # planned, but no box or server got the call
         call_facts = self._guard.facts(facts.build(facts.FinishedCall(state, outcome, state.wall_ms)))
         if outcome.result is not None and state.dispatched and state.is_own:
             explain(outcome.result, call_facts)
@@ -864,24 +867,26 @@ class Pipeline:
             self._store.owe(state.call.id)
             status = Status.UNKNOWN if state.dispatched else Status.UNAVAILABLE
             lost = Outcome(status, "store", own_words("the outcome could not be recorded, so it is withheld"))
-            return self._watched(state, _completed(lost, facts.build(facts.FinishedCall(state, lost, state.wall_ms))))
-        return self._watched(state, _completed(outcome, call_facts, receipt))
+            return self._tell_watcher(
+                state, _with_facts(lost, facts.build(facts.FinishedCall(state, lost, state.wall_ms)))
+            )
+        return self._tell_watcher(state, _with_facts(outcome, call_facts, receipt))
 
     @staticmethod
-    def _watched(state: CallState, outcome: Outcome) -> Outcome:
-        """Whoever watches is told of the end when it is on record."""
+    def _tell_watcher(state: CallState, outcome: Outcome) -> Outcome:
+        """Tell the watcher of the end of a call, once it is on record."""
         if state.watch is not None:
             state.watch.ended(state.contract, outcome, removed=sum(state.redactions.values()))
         return outcome
 
-    async def _close_barely(self, state: CallState) -> Outcome:
-        """Close a call that we failed at, without anything of it that we may have failed at: what it carried, and what
-        came back."""
+    async def _close_bare(self, state: CallState) -> Outcome:
+        """Close a call whose facts or record could not be made, without its arguments and its result: one of them may
+        be what the gateway failed at."""
         with aio.shield():
-            return await self._close(state.bare(), _internal(state))
+            return await self._close(state.bare(), _internal_failure(state))
 
     def _run_to_keep(self, state: CallState) -> bytes | None:
-        """What it takes to run it again, where the contract wants that kept."""
+        """What is kept to run the program again; None unless the contract says `record: full`."""
         contract = state.contract
         if contract is None or contract.record != "full" or state.ran is None:
             return None
@@ -896,19 +901,20 @@ class Pipeline:
         return None if run is None else canonical.dumps(run)
 
     def _at_rest(self, state: CallState, part: Part, payload: bytes) -> bytes:
-        """What is kept in full is sealed; what is kept for reading, redacted, is not."""
+        """The payload as it is stored: sealed where the contract says `record: full`, else as it is."""
         full = state.contract is not None and state.contract.record == "full"
         return self._store.seal(state.call.id, part, payload) if full else payload
 
     def _payload_to_keep(self, contract: Contract, value: Json, level: str) -> bytes | None:
-        """The text of a payload that the contract lets us keep, redacted; it lies apart from the chain."""
+        """The redacted payload, where the contract has it kept. It is stored apart from the chain."""
         if level != "redacted" and contract.record != "full":
             return None
         return canonical.dumps(self._guard.redacted(contract, value))
 
 
-def _completed(outcome: Outcome, facts: Json, receipt: Receipt | None = None) -> Outcome:
-    """Spelled out, because `dataclasses.replace` costs five times as much and every call passes here."""
+def _with_facts(outcome: Outcome, facts: Json, receipt: Receipt | None = None) -> Outcome:
+    """The outcome with its facts and receipt. Spelled out, since `dataclasses.replace` costs five times as much and
+    every call passes here."""
     return Outcome(
         outcome.status,
         outcome.reason_code,
@@ -924,7 +930,7 @@ def _completed(outcome: Outcome, facts: Json, receipt: Receipt | None = None) ->
     )
 
 
-def _internal(state: CallState) -> Outcome:
+def _internal_failure(state: CallState) -> Outcome:
     status = Status.UNKNOWN if state.dispatched else Status.UNAVAILABLE
     return Outcome(status, "internal", own_words("the gateway itself failed"))
 
@@ -935,20 +941,20 @@ def _require_allowed(decision: Decision) -> None:
         raise Refused(Status.DENIED, code, f"Refused by policy: {decision.reason}")
 
 
-def _trust(state: CallState, reason_code: str) -> str:
-    """The trust label of a refusal's text: our own words, or a text that a server had a part in."""
+def _trust_label(state: CallState, reason_code: str) -> str:
+    """The trust label of an error text: `trusted` if it is in our own words alone."""
     if reason_code not in journal.SAID_BY_OTHERS:
         return "trusted"
     return state.contract.result.trust if state.contract is not None else "untrusted"
 
 
-def _budgets(rules: Rulebook, state: CallState) -> list[tuple[str, str, CostBudget]]:
-    """What a call is charged to."""
-    return [] if state.call.kind in ASIDE else rules.permissions.budgets(state.call.principal)
+def _cost_budgets(rules: Rulebook, state: CallState) -> list[tuple[str, str, CostBudget]]:
+    """The budgets that the cost of a call is taken from."""
+    return [] if state.call.kind in AUTOMATIC else rules.permissions.budgets(state.call.principal)
 
 
-def _charge(tx: Transaction, state: CallState, charged: list[tuple[str, str, CostBudget]], cost: int) -> None:
-    """Take what the call costs from each budget. Raises Refused where one has too little left."""
+def _spend_budgets(tx: Transaction, state: CallState, charged: list[tuple[str, str, CostBudget]], cost: int) -> None:
+    """Take the cost of the call from each budget. Raises Refused where one has too little left."""
     for scope, whose, units in charged:
         name, again = budget.window(units, state.began_at.timestamp())
         if not tx.spend(scope, name, units.units, cost):
@@ -956,18 +962,18 @@ def _charge(tx: Transaction, state: CallState, charged: list[tuple[str, str, Cos
             raise Refused(Status.DENIED, "quota", f"{text}; it has them again at {again}.")
 
 
-def _per_day(rules: Rulebook, state: CallState) -> int | None:
-    """How many calls its agent may make on a day."""
-    return None if state.call.kind in ASIDE else rules.permissions.of(state.call.principal).quota.per_day
+def _agent_quota(rules: Rulebook, state: CallState) -> int | None:
+    """How many calls the agent may make on a day; None: any number."""
+    return None if state.call.kind in AUTOMATIC else rules.permissions.of(state.call.principal).quota.per_day
 
 
-def _in_sessions(rules: Rulebook, contract: Contract) -> bool:
-    """Whether each call of its server names the session that it runs in."""
+def _runs_in_sessions(rules: Rulebook, contract: Contract) -> bool:
+    """Whether the contract's server runs in sessions, so that each call names its session."""
     spec = rules.servers.get(contract.server or "")
     return spec is not None and spec.placement == "session"
 
 
-def _digest(call: Call) -> str:
+def _call_digest(call: Call) -> str:
     try:
         whole = [call.method, call.tool, call.arguments, call.inputs]
         if call.box is not None:

@@ -141,12 +141,12 @@ class Store:
     # ── Writing ──
 
     async def begin(
-        self, call_id: str, body: Json, salt: bytes, *, alone: bool, kept: Callable[[Receipt], None] | None = None
+        self, call_id: str, body: Json, salt: bytes, *, alone: bool, on_commit: Callable[[Receipt], None] | None = None
     ) -> Receipt:
-        """Record that a call has begun which is to have no effect that outlives us. `kept` is as for `write`.
+        """Record the begin of a call that has no effect which outlives us. `on_commit` is as for `write`.
 
-        Where its caller is `alone`, that is written ahead of the database, which has it with the call's end, or after
-        a moment. Raises StoreError.
+        If the call is the only one (`alone`), the record is written to a file ahead of the database, which gets it with
+        the call's end or after a moment. Raises StoreError.
         """
         if alone and (receipt := self._writer.note("started", call_id, body, salt)) is not None:
             now = time.monotonic()
@@ -155,7 +155,7 @@ class Store:
                 asyncio.get_running_loop().call_later(AHEAD_SECONDS, self._catch_up)
             return receipt
         work: Callable[[Transaction], Receipt] = lambda tx: tx.append("started", call_id, body, salt=salt)  # noqa: E731
-        return await self.write(work, alone=alone, covered=False, kept=kept)
+        return await self.write(work, alone=alone, covered=False, on_commit=on_commit)
 
     def _catch_up(self) -> None:
         """A reader of the database is to find calls that take their time."""
@@ -170,22 +170,23 @@ class Store:
         durable: bool = False,
         alone: bool = False,
         covered: bool = True,
-        kept: Callable[[T], None] | None = None,
+        on_commit: Callable[[T], None] | None = None,
     ) -> T:
-        """Do `work` in the writer's thread and return what it returned, once it is kept.
+        """Do `work` in the writer's thread and return its result once it is committed.
 
-        `durable` also waits for the disk; what need not be `covered` by a signed checkpoint is covered by the next.
-        Where the caller is `alone`, what waits for no disk is done at once, on its own thread, if no other writes just
-        now: two changes of thread cost as much as the work. Cancelling abandons the answer, not the work; a caller with
-        `kept`, which gets what `work` returned, is cancelled when that is over, so that nothing it writes next comes
-        before it. Raises StoreError where nothing was kept, or whatever `work` raised.
+        `durable` waits for the disk, too. Without `covered` the caller does not wait for a signed checkpoint of the
+        record: the next one covers it. If the caller is `alone` and need not wait for the disk, the work is done on its
+        own thread, unless another writes just now: two changes of thread cost as much as the work. Cancelling abandons
+        the result, not the work. A caller with `on_commit`, which gets the result, is cancelled only when the work is
+        over, so that nothing it writes next comes before it. Raises StoreError where nothing was committed, or what
+        `work` raised.
         """
         if alone and not durable and self._writer.perform(job := WriteJob(work, durable, covered)):
             if job.error is not None:
                 raise job.error
             self.written.set()
-            if kept is not None:
-                kept(job.result)
+            if on_commit is not None:
+                on_commit(job.result)
             return job.result  # type: ignore[no-any-return]
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
@@ -196,12 +197,12 @@ class Store:
         try:
             result = await answer
         except asyncio.CancelledError:
-            if kept is not None and await job.settled():
-                kept(job.result)
+            if on_commit is not None and await job.settled():
+                on_commit(job.result)
             raise
         self.written.set()
-        if kept is not None:
-            kept(result)
+        if on_commit is not None:
+            on_commit(result)
         return result
 
     def owe(self, call_id: str) -> None:

@@ -90,8 +90,8 @@ class BoxPipeline:
         await self._whole.withdrawn(self._in_box(call))
 
     @property
-    def cleaning(self) -> object:
-        return self._whole.cleaning
+    def redaction_basis(self) -> object:
+        return self._whole.redaction_basis
 
     def listed(self, item: Json) -> Json:
         return self._whole.listed(item)
