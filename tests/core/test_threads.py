@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from ringfence.core.aio import Aside, fed, in_thread, pieces_of
+from ringfence.core.aio import FairThreads, fed, in_thread, pieces_of
 from tests import tooling
 
 pytestmark = pytest.mark.anyio
@@ -33,16 +33,16 @@ async def test_work_that_was_begun_is_done() -> None:
         await in_thread(work)
 
 
-async def test_work_aside_is_done_one_by_one_for_each_party_and_takes_no_other_threads() -> None:
-    aside, go = Aside(2), threading.Event()
+async def test_fair_threads_do_one_thing_at_a_time_for_each_party_and_take_no_other_threads() -> None:
+    threads, go = FairThreads(2), threading.Event()
     running: list[str] = []
 
     def work(whose: str) -> None:
         running.append(whose)
         go.wait(30)
 
-    tasks = [asyncio.create_task(aside.do("loud", lambda: work("loud"))) for _ in range(20)]
-    tasks.append(asyncio.create_task(aside.do("quiet", lambda: work("quiet"))))
+    tasks = [asyncio.create_task(threads.do("loud", lambda: work("loud"))) for _ in range(20)]
+    tasks.append(asyncio.create_task(threads.do("quiet", lambda: work("quiet"))))
     while len(running) < 2:
         await asyncio.sleep(0.01)
     for task in tasks[:10]:

@@ -134,9 +134,9 @@ async def test_a_result_that_cannot_be_searched_in_time_is_withheld(
     said = Said(contracts=(contract("echo", mode=mode, timeout_seconds=1),), server=SHUT_IN)
     go = threading.Event()
     async with governed(tmp_path, said, [long]) as way, anyio.create_task_group() as group:
-        group.start_soon(way.pipeline._guard.aside.do, "desk", go.wait)  # something else of the same server
+        group.start_soon(way.pipeline._guard.threads.do, "desk", go.wait)  # something else of the same server
         try:
-            turns = way.pipeline._guard.aside._turns
+            turns = way.pipeline._guard.threads._turns
             await tooling.until(lambda: "desk" in turns and turns["desk"].locked())
             outcome = await way.call("echo", {"text": "x"})
         finally:

@@ -76,9 +76,9 @@ class Visit:
         }
         return Unmade(template, {**about, **values}, status)
 
-    async def aside(self, work: Callable[[], T]) -> T:
-        """Do what may be long beside everything else, one thing of this person's at a time."""
-        return await self.gateway.aside.do(self.person.name, work)
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Do work that may take long in a thread, for each person one piece at a time."""
+        return await self.gateway.threads.do(self.person.name, work)
 
     async def note(self, kind: str, body: Json) -> None:
         """Put on record what this person does here, before it is done."""
@@ -205,7 +205,7 @@ class Console:
                 named = match[1] if match.groups() else ""
                 whole = Visit(visit.gateway, visit.request, visit.visitor, visit.person, visit.given, named)
                 answer = await make(whole)
-                return await whole.aside(answer.make) if isinstance(answer, Unmade) else answer
+                return await whole.in_thread(answer.make) if isinstance(answer, Unmade) else answer
         return self._error((visit.visitor, visit.person), _NOT_THERE, 404)
 
     async def _log_in(

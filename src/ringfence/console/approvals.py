@@ -40,7 +40,7 @@ def count(gateway: ConsoleGateway, person: Person) -> int:
 
 async def waiting(visit: Visit) -> Response:
     """The questions that wait, the oldest first, and the last that were answered."""
-    return visit.page("approvals.html", await visit.aside(partial(_listed, visit.gateway, visit.person)))
+    return visit.page("approvals.html", await visit.in_thread(partial(_listed, visit.gateway, visit.person)))
 
 
 def _listed(gateway: ConsoleGateway, person: Person) -> Json:
@@ -62,7 +62,7 @@ async def one(visit: Visit) -> Response:
 
 
 async def shown(visit: Visit, problem: str, status: int = 200) -> Response:
-    card = await visit.aside(partial(_whole, visit))
+    card = await visit.in_thread(partial(_whole, visit))
     if card is None:
         return visit.page("missing.html", {"here": "approvals", "what": "approval"}, 404)
     return visit.page("approval.html", {"here": "approvals", "card": card, "problem": problem}, status)
@@ -136,7 +136,7 @@ def stamped(visit: Visit) -> tuple[Approval | None, str]:
 async def answered(visit: Visit) -> Response:
     """A person answers. What they have seen must be what is asked."""
     verdict = visit.given.get("answer")
-    found, stamp = await visit.aside(partial(stamped, visit))
+    found, stamp = await visit.in_thread(partial(stamped, visit))
     if found is None or verdict not in ("approve", "deny"):
         return visit.page("missing.html", {"here": "approvals", "what": "approval"}, 404)
     if visit.given.get("stamp") != stamp:

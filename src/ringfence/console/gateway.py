@@ -1,4 +1,4 @@
-"""What the console needs of its gateway; the composition root gives it."""
+"""What the console needs of its gateway. `compose/console.py` provides it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from ringfence.core.aio import Aside
+from ringfence.core.aio import FairThreads
 from ringfence.core.errors import Refused
 from ringfence.core.model import Contract, GuardedText, Json, Person, ServerSpec
 from ringfence.core.record import dataclass
@@ -28,12 +28,12 @@ class ConsoleServers:
 
     specs: Callable[[], Mapping[str, ServerSpec]]
     contracts: Callable[[], list[tuple[Contract, Refused | None]]]
-    """With why one leads to nothing that can be called."""
+    """Each with the reason why it cannot be called; None where it can."""
     pins: DefinitionPins
     connected: Callable[[], Mapping[str, int]]
-    """How many connections each has now."""
+    """How many connections each server has now."""
     accepted: Callable[[], Awaitable[None]]
-    """To be awaited when something was accepted."""
+    """Tells the gateway that a person has accepted definitions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +43,22 @@ class ConsoleGateway:
     store: Store
     tokens: TokenCheck
     people: Callable[[], Mapping[str, Person]]
-    """By the configuration in force; without any there is the local user."""
+    """The people of the configuration in force, by name; empty: the local user alone."""
     account: str
-    """That the gateway runs under."""
+    """The account that the gateway runs under."""
     clean: Callable[[str, int], GuardedText]
-    """What a person wrote, and so many characters of it, as it may go on record."""
+    """Redacts a text and cuts it to so many characters, so that it may be shown and go on record."""
     public_key: Callable[[], Ed25519PublicKey | None]
     refused: Callable[[str, int | None], None]
-    """Counts a request that is refused, by its reason code and the account that made it."""
+    """Records that a request was refused, with its reason code and the user id that made it, if that is known."""
     history: History
     is_ours: Callable[[bytes], bool]
     """Whether an `Origin` is our own address."""
     servers: ConsoleServers
     boxes: Callable[[], Json]
-    """`backend`, `level`, what is `weaker` on this host, why there are none (`missing`), `reports` of the doctor."""
+    """How boxes are isolated: `backend`, `level`, what is `weaker` on this host, `missing` (why there are no boxes) and
+    the doctor's `reports`."""
     sessions: Callable[[], AbstractAsyncContextManager[SessionService | None]]
-    """The keeper of sessions, for one request; None where there is none, since there are no sessions."""
-    aside: Aside = field(default_factory=Aside)
-    """For what others decide the length of: one page of each person at a time."""
+    """Connects to the keeper for one request; None where no keeper runs, so that there are no sessions."""
+    threads: FairThreads = field(default_factory=FairThreads)
+    """Make the pages: for each person one at a time."""

@@ -32,7 +32,7 @@ async def every(visit: Visit) -> Response:
 
 
 async def _shown(visit: Visit, problem: str, status: int = 200) -> Response:
-    found = await visit.aside(partial(_listed, visit))
+    found = await visit.in_thread(partial(_listed, visit))
     may = visit.person.may_answer(())
     return visit.page("standing.html", {"here": "approvals", **found, "may_revoke": may, "problem": problem}, status)
 
@@ -68,7 +68,7 @@ async def revoke(visit: Visit) -> Response:
 
 async def allow(visit: Visit) -> Response:
     """Approve the question that a person has seen, and others like it."""
-    found, stamp = await visit.aside(partial(approvals.stamped, visit))
+    found, stamp = await visit.in_thread(partial(approvals.stamped, visit))
     if found is None:
         return visit.page("missing.html", {"here": "approvals", "what": "approval"}, 404)
     if visit.given.get("stamp") != stamp:

@@ -179,17 +179,17 @@ async def in_thread(work: Callable[[], T]) -> T:
     return await _shielded(asyncio.get_running_loop().run_in_executor(None, work))
 
 
-class Aside:
-    """Threads of their own for what others than we decide the length of: a few for all, and one at a time for each
-    party. Who sends what is dear to work on waits for its own turn, and takes no thread from anything else."""
+class FairThreads:
+    """A few threads for work whose length a server or a person decides. Each party has one of them at a time, so one
+    whose work takes long waits for itself, and takes no thread from other work."""
 
     def __init__(self, most: int = 2) -> None:
-        self._pool = ThreadPoolExecutor(most, "aside")
+        self._pool = ThreadPoolExecutor(most, "fair")
         self._turns: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
 
-    async def do(self, whose: Hashable, work: Callable[[], T]) -> T:
-        """Cancelling does not keep it from being done once it was begun, and its turn ends with it."""
-        turn = self._turns.setdefault(whose, asyncio.Lock())
+    async def do(self, party: Hashable, work: Callable[[], T]) -> T:
+        """Cancelling does not stop work that has begun, and the party's turn ends only with that work."""
+        turn = self._turns.setdefault(party, asyncio.Lock())
         await turn.acquire()
         working = asyncio.get_running_loop().run_in_executor(self._pool, work)
         working.add_done_callback(lambda _: turn.release())

@@ -23,7 +23,7 @@ from typing import Any, TypeVar, cast
 import re2
 
 from ringfence.core import canonical, excerpt, invisible
-from ringfence.core.aio import Aside
+from ringfence.core.aio import FairThreads
 from ringfence.core.errors import Refused
 from ringfence.core.model import Contract, Definition, GuardedText, Json, Status, Transport, own_words
 from ringfence.core.ports import SAID_IN_CALLS, Channel, Redactor
@@ -176,7 +176,7 @@ class Guard:
         self._output_problem = output_problem
         self.redactor = redactor
         """Another takes its place when the configuration does."""
-        self.aside = Aside()
+        self.threads = FairThreads()
         """Where what servers send is worked on when it is long."""
         self._steps: tuple[Callable[[_Item], None], ...] = (
             self._kind,
@@ -289,7 +289,7 @@ class Guard:
         seconds = max(contract.timeout_seconds, _INSPECTION_SECONDS)
         try:
             async with asyncio.timeout(seconds):
-                return await self.aside.do(contract.server or whose or contract.tool, work)
+                return await self.threads.do(contract.server or whose or contract.tool, work)
         except TimeoutError:
             text = f"what came back could not be searched for secrets within {seconds:g} s, so it is withheld"
             raise Refused(Status.TIMEOUT, "timeout", text) from None

@@ -180,7 +180,7 @@ class DefinitionPins:
     async def offerable(self, server: str, definitions: Sequence[Definition]) -> tuple[list[Definition], list[str]]:
         """Those that can be offered, and what is wrong with the others, which count as not shown. They are looked at
         beside the loop, in the order in which a server shows them: it decides how long and how many they are."""
-        out, wrong = await self._guard.aside.do(server, partial(self._looked_at, list(definitions)))
+        out, wrong = await self._guard.threads.do(server, partial(self._looked_at, list(definitions)))
         if wrong and wrong != self._unfit.get(server):
             for each in wrong[:_MAX_TOLD]:
                 log.warning("server %s: it is left out of what is offered: %s", server, each)
