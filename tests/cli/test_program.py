@@ -146,7 +146,7 @@ def test_no_link_in_a_folder_that_somebody_filled_leads_inputs_or_output_elsewhe
         lambda: program.inputs([path], None),
         lambda: program.output_folder(path),
         lambda: program.trees([path]),
-        lambda: named_paths.real("--mount", path),
+        lambda: named_paths.resolve("--mount", path),
     ):
         with pytest.raises(SystemExit) as ended:
             look_up()
@@ -165,7 +165,7 @@ def test_links_of_the_person_and_of_the_system_are_followed(
     (found,) = program.inputs([home / "mine/a"], None)
     assert found.source == (tmp_path / "data/a").resolve()
     assert program.trees([home / "mine"]) == ((tmp_path / "data").resolve(),)
-    assert named_paths.real("--output", Path("/proc/self")) == Path(f"/proc/{os.getpid()}")
+    assert named_paths.resolve("--output", Path("/proc/self")) == Path(f"/proc/{os.getpid()}")
 
 
 def test_links_in_a_folder_are_left_out_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""What several verbs share: finding the configuration, opening the state, printing; and what `running` has."""
+"""What several verbs share: the configuration, the state folder and printing. It re-exports `running`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ DemoOption = typer.Option(False, "--demo", help="Use the built-in example of `ri
 
 
 def find_config(path: Path | None) -> Path | None:
-    """The configuration named, or the one found; one that another user may have put there has to be named."""
+    """The configuration that the user named, or the one that is found; one that another user may have put there has to
+    be named."""
     if path is not None:
         return named_config(path)
     try:
@@ -54,20 +55,20 @@ def find_config(path: Path | None) -> Path | None:
     except ConfigError as exc:
         fail(str(exc), 2)
     if found is not None:
-        obeyed(found, found)
+        require_trusted(found, found)
     return found
 
 
-def obeyed(found: Path, *files: Path, option: str = "--config") -> None:
-    """End this command if another user may have written one of the files of a configuration that was only found."""
+def require_trusted(found: Path, *files: Path, option: str = "--config") -> None:
+    """Exit unless only this user can have written these files of a configuration that was found, and not named."""
     for file in files:
-        if (whose := config.not_obeyed(file)) is not None:
-            text = f"{file} {whose}, and what it says would run as you. Look at it"
+        if (why := config.untrusted_because(file)) is not None:
+            text = f"{file} {why}, and what it says would run as you. Look at it"
             fail(f"{text}, and name {'it' if file == found else found} with {option} {found.name} if it is meant.", 2)
 
 
 def load(path: Path | None, example: str = "or try without: ringfence serve --demo") -> Config:
-    """The configuration named, or the one found; every problem is printed."""
+    """Read the configuration that the user named, or the one that is found. Prints every problem and exits."""
     found = find_config(path)
     if found is None:
         text = "There is no ringfence.yaml here. Write one with `ringfence init`, name one with --config FILE,"
@@ -77,12 +78,12 @@ def load(path: Path | None, example: str = "or try without: ringfence serve --de
     except ConfigError as exc:
         fail(str(exc), 1)
     if path is None:
-        obeyed(found, *settings.policy.files)
+        require_trusted(found, *settings.policy.files)
     return settings
 
 
 def state_of(path: Path | None, demo: bool) -> Path:
-    """The state folder that a verb looks into; without any configuration, the user's own."""
+    """The state folder that a verb reads; without any configuration, the user's own."""
     if demo:
         return demo_state()
     if find_config(path) is None:
@@ -105,8 +106,9 @@ def demo_config() -> Config:
 
 
 def local_agent(settings: Config, named: str | None) -> str | None:
-    """The declared agent that calls of the user are made as: the one named, or the one with this account. Without
-    `agents:` there is none, and the user's programs may call whatever policy allows."""
+    """The declared agent that the user's calls are made as: the one named, else the one with this account. None where
+    the configuration has no `agents:`: the user's programs may then call whatever policy allows. Exits where no agent
+    fits."""
     known = ", ".join(settings.agents) or "it declares none"
     if named is not None and named not in settings.agents:
         fail(f"there is no agent {named} in {settings.path} ({known})", 2)
@@ -150,14 +152,14 @@ def writing(folder: Path) -> Iterator[Store]:
 
 
 def read_time(text: str | None, option: str) -> float | None:
-    """A moment that an option names. In ISO 8601, and UTC unless it says otherwise."""
+    """The time that an option names, in ISO 8601; UTC unless it names another zone. Exits for anything else."""
     if text is None:
         return None
     try:
-        read = datetime.fromisoformat(text)
+        time = datetime.fromisoformat(text)
     except ValueError:
         fail(f"{option}: {text!r} is not a time in ISO 8601, as in 2026-03-01 or 2026-03-01T08:30:00Z", 2)
-    return (read if read.tzinfo is not None else read.replace(tzinfo=UTC)).timestamp()
+    return (time if time.tzinfo is not None else time.replace(tzinfo=UTC)).timestamp()
 
 
 def dump(value: Any) -> None:

@@ -8,9 +8,9 @@ from ringfence.cli import running
 from ringfence.config import named_paths
 
 
-def real(option: str, given: Path) -> Path:
-    """Where a path leads; it ends this command where that is by a link that another may have made."""
+def resolve(option: str, path: Path) -> Path:
+    """The path without links. Exits where one of its links may have been made by another."""
     try:
-        return named_paths.real(given)
+        return named_paths.resolve(path)
     except named_paths.UntrustedLink as exc:
-        running.fail(f"{option} {given}: {exc}", 2)
+        running.fail(f"{option} {path}: {exc}", 2)

@@ -131,7 +131,7 @@ def inputs(given: list[Path], script: Input | None) -> tuple[Input, ...]:
     """The files that `--input` names, each by its own name; for a folder, everything below it."""
     found = [script] if script is not None else []
     for path in given:
-        place = named_paths.real("--input", path)
+        place = named_paths.resolve("--input", path)
         found += _tree(path, place) if place.is_dir() else [Input(path.name, _readable(path, place))]
     names: set[str] = set()
     for each in found:
@@ -181,7 +181,7 @@ def _unreadable(exc: OSError) -> None:
 
 def output_folder(path: Path) -> Path:
     """The folder that `--output` names, made if necessary."""
-    real = named_paths.real("--output", path)
+    real = named_paths.resolve("--output", path)
     try:
         real.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as exc:
@@ -208,7 +208,7 @@ def trees(given: list[Path]) -> tuple[Path, ...]:
 
     found: list[Path] = []
     for path in given:
-        place = named_paths.real("--tree", path)
+        place = named_paths.resolve("--tree", path)
         if not place.is_dir():
             running.fail(f"--tree {path}: not a folder", 2)
         if not os.access(place, os.R_OK | os.X_OK):
@@ -223,7 +223,7 @@ def image(given: str) -> str:
     """What `--image` names; a path is told from a name of a registry by how it begins."""
     if not given.startswith(("/", "./", "../")):
         return given
-    return str(named_paths.real("--image", Path(given)))
+    return str(named_paths.resolve("--image", Path(given)))
 
 
 def environment(given: list[str], option: str = "--env") -> dict[str, str]:

@@ -76,7 +76,7 @@ def perform(
         env=program.environment(env or []),
         limits=_limits(timeout, memory, disk, pids),
         inputs=program.inputs(inputs or [], chosen.script),
-        output=None if output is None else named_paths.real("--output", output),
+        output=None if output is None else named_paths.resolve("--output", output),
         network=program.places(allow or []),
         trees=program.trees(tree or []),
         packages=tuple(package or ()),
@@ -147,7 +147,7 @@ def _created(path: str) -> int:
 
     if os.path.abspath(path).startswith(_STREAMS):
         return os.open(path, os.O_WRONLY)
-    real = named_paths.real("--facts", Path(path))
+    real = named_paths.resolve("--facts", Path(path))
     with suppress(FileNotFoundError):
         if not stat.S_ISREG(real.lstat().st_mode):  # a pipe with a reader
             return os.open(real, os.O_WRONLY | os.O_NOFOLLOW)

@@ -117,7 +117,7 @@ def _mounts(given: list[str], unsafe: str) -> tuple[Mount, ...]:
         if len(words) not in (1, 2) or not all(words):
             common.fail(f"--mount {text}: write HOST:AT, HOST:AT:ro or HOST:AT:rw", 2)
         named = paths.resolve(words[0], Path())
-        host = str(named_paths.real("--mount", named))
+        host = str(named_paths.resolve("--mount", named))
         try:
             mount = Mount(host, words[1] if len(words) == 2 else str(named), "rw" if mode == "rw" else "ro", unsafe)
             out.append(declared(mount, Path()))

@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from ringfence.config.paths import (
         default_paths,
         key_folder,
-        not_obeyed,
         own_paths,
         process_environment,
         state_folder,
+        untrusted_because,
     )
     from ringfence.config.settings import Config, GatewaySettings, PolicySettings, SandboxSettings, sealed
     from ringfence.config.validators import is_loopback, listen_address
@@ -32,12 +32,12 @@ __all__ = [
     "load",
     "loads",
     "loosens",
-    "not_obeyed",
     "overlaps",
     "own_paths",
     "process_environment",
     "sealed",
     "state_folder",
+    "untrusted_because",
     "with_policy_file",
 ]
 
@@ -45,7 +45,8 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys(("Config", "GatewaySettings", "PolicySettings", "SandboxSettings", "sealed"), "settings"),
     **dict.fromkeys(
-        ("default_paths", "key_folder", "not_obeyed", "own_paths", "process_environment", "state_folder"), "paths"
+        ("default_paths", "key_folder", "untrusted_because", "own_paths", "process_environment", "state_folder"),
+        "paths",
     ),
     **dict.fromkeys(("is_policy_file", "load", "loads", "with_policy_file"), "loading"),
     **dict.fromkeys(("is_loopback", "listen_address"), "validators"),

@@ -55,9 +55,10 @@ def _named() -> Path | None:
     return path
 
 
-def not_obeyed(path: Path) -> str | None:
-    """Why a configuration that was only found, and not named, must not be obeyed: another may have put it there. Whose
-    it is does not tell: who may write to its folder can give it the name and, with its group, the text."""
+def untrusted_because(path: Path) -> str | None:
+    """Why a configuration that was found, and not named by the user, must not be used: another user may have put it
+    there. None: only this user can have. Its owner alone proves nothing: a user who may write to the folder can move
+    a file of another owner there, and one of its group may have written the text."""
     # No user behind sudo either: what a program of theirs wrote would run as the one that they became.
     found = open_place(path)
     if found is None:

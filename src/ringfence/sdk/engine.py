@@ -349,6 +349,6 @@ def named(path: str | Path, reason: str) -> Path:
     from ringfence.config import named_paths  # noqa: PLC0415 - most programs name none
 
     try:
-        return named_paths.real(Path(path))
+        return named_paths.resolve(Path(path))
     except named_paths.UntrustedLink as exc:
         raise Unavailable(reason, f"{path}: {exc}") from None

@@ -175,13 +175,13 @@ def mounts_of(options: Mapping[str, Any]) -> tuple[Mount, ...]:
     if not wanted:
         return ()
     from ringfence.config.folders import declared  # noqa: PLC0415 - most mount nothing
-    from ringfence.config.named_paths import real  # noqa: PLC0415 - as above
+    from ringfence.config.named_paths import resolve  # noqa: PLC0415 - as above
 
     if isinstance(wanted, Mapping):
         wanted = [Mount(str(host), at) for at, host in wanted.items()]
     if not all(isinstance(mount, Mount) for mount in wanted):
         raise ValueError("mounts: a mapping from where the box sees it to what it is on the host, or Mounts")
-    return tuple(declared(replace(mount, host=str(real(Path(mount.host)))), Path()) for mount in wanted)
+    return tuple(declared(replace(mount, host=str(resolve(Path(mount.host)))), Path()) for mount in wanted)
 
 
 def network_of(options: Mapping[str, Any]) -> str | tuple[str, ...]:

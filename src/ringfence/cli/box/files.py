@@ -80,7 +80,7 @@ def get(
     if target == "-":
         finish(lambda: _print(config_path, id, path))
         return
-    place = named_paths.real("TARGET", Path(target or PurePosixPath(path).name or "workspace"))
+    place = named_paths.resolve("TARGET", Path(target or PurePosixPath(path).name or "workspace"))
     program.check_output("TARGET", place, running.own_config(config_path))
 
     async def work() -> Moved:
@@ -120,7 +120,7 @@ def put(
         async with sandbox(config_path, id) as box, shared.metered(f"put {source}") as meter:
             if source == "-":
                 return Moved(1, (await box.files.write(path, sys.stdin.buffer)).bytes)
-            return await box.files.upload(named_paths.real("SOURCE", Path(source)), path, on_progress=meter)
+            return await box.files.upload(named_paths.resolve("SOURCE", Path(source)), path, on_progress=meter)
 
     _print_moved(finish(work), as_json)
 

@@ -73,7 +73,7 @@ def init(
     if learn is not None:
         if source is not None or yes or plain or scripts or fetch:
             common.fail("--learn goes only with --output, --call, --grant and --replace", 2)
-        _obeyed(given)
+        _require_trusted_output(given)
         _learn(output, learn, call or [], frozenset(grant or ()), replace)
         return
     if call or grant:
@@ -83,7 +83,7 @@ def init(
     if fetch:
         if source is not None or replace:
             common.fail("--fetch goes only with --output", 2)
-        _obeyed(given)
+        _require_trusted_output(given)
         _fetch(output)
         return
     _may_write(output, replace)
@@ -108,11 +108,11 @@ def _take(source: Path, output: Path, yes: frozenset[str], plain: frozenset[str]
     takeover.report(taken, output)
 
 
-def _obeyed(given: Path | None) -> None:
-    """What was only found in this folder may be another user's."""
+def _require_trusted_output(given: Path | None) -> None:
+    """Exit where no output was named and the file in this folder may be another user's."""
     found = Path("ringfence.yaml").absolute()
     if given is None and found.is_file():
-        common.obeyed(found, found, option="--output")
+        common.require_trusted(found, found, option="--output")
 
 
 def _fetch(path: Path) -> None:
