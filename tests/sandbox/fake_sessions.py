@@ -80,7 +80,7 @@ class FakeBox:
         self.disk = os.open(self.whole, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.places = ("/tmp", "/home/user")
         self.root: int | None = None
-        self.is_other = False
+        self.is_foreign_user = False
         self.input: int | None = None
         self.folders: Mapping[str, int] = {}
         self.host_id: int | None = None

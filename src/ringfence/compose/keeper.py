@@ -27,7 +27,7 @@ from ringfence.sandbox.keeper.client import KeeperClient
 from ringfence.sandbox.keeper.codec import from_json, pack, to_json, unpack
 from ringfence.sandbox.keeper.process import KeeperFolder, KeeperLaunch, KeeperProcess
 from ringfence.sandbox.sessions.capacity import KeeperRules
-from ringfence.sandbox.sessions.manager import ServeBy, SessionManager
+from ringfence.sandbox.sessions.manager import MakeRoute, SessionManager
 from ringfence.sandbox.sessions.remote_secrets import RemoteSecrets
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def keeper_rules(settings: SandboxSettings) -> KeeperRules:
     )
 
 
-def _serve_by(installer: Callable[[], PackageInstaller]) -> ServeBy:
+def _serve_by(installer: Callable[[], PackageInstaller]) -> MakeRoute:
     @cache
     def serving() -> ProxyServer:
         from ringfence.governance.route import ProxyServer  # noqa: PLC0415 - most sessions have no route

@@ -457,7 +457,7 @@ class StayingBox(Protocol):
         ...
 
     @property
-    def is_other(self) -> bool:
+    def is_foreign_user(self) -> bool:
         """Whether it is another user than we are, and we cannot act as that user."""
         ...
 

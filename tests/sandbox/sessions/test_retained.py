@@ -86,7 +86,7 @@ async def test_what_ended_sessions_left_has_a_bound_and_the_oldest_goes_first(tm
         boxes = [await left(here, 3 * MIB) for _ in range(6)]
         assert kept(here) == set(boxes[-3:]) and on_the_disk(here) <= 10 * MIB
         assert len(await here.manager.read(ME, boxes[-1], "output/0", 0, None)) == 3 * MIB
-        with pytest.raises(Refused, match="what it left was removed to make room"):
+        with pytest.raises(Refused, match="its output was removed to make room"):
             await here.manager.read(ME, boxes[0], "output/0", 0, None)
     # The next keeper counts what it finds, and may have to keep less.
     async with fake_sessions(tmp_path, retain_bytes=5 * MIB) as here:

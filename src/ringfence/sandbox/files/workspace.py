@@ -107,7 +107,7 @@ class Workspace:
         places: tuple[str, ...] | None = None,
         root: int | None = None,
         *,
-        is_other: bool = False,
+        is_foreign_user: bool = False,
     ) -> None:
         """The caller closes the descriptors; `input_descriptor` is a writable one of /workspace/input.
 
@@ -117,8 +117,8 @@ class Workspace:
 
         `places`: the folders of the box besides /workspace that are on its disk; the descriptor is then that of the
         disk, on which all of them lie by their paths. None: it is that of /workspace, and there is nothing else.
-        `root`: the box's root, by which the rest of what it may read is read. `is_other`: there, only what all users
-        may read.
+        `root`: the box's root, by which the rest of what it may read is read. `is_foreign_user`: of that rest, only
+        what all users may read.
         """
         self.descriptor = descriptor
         self.owner = owner
@@ -126,7 +126,7 @@ class Workspace:
         self.on_host = on_host
         self.places = places
         self.root = root
-        self.is_other = is_other
+        self.is_foreign_user = is_foreign_user
 
     def again(self) -> Workspace:
         """The same by new descriptors."""
@@ -137,7 +137,9 @@ class Workspace:
             if root is not None:
                 os.close(root)
             raise
-        return Workspace(descriptor, self.owner, None, self.on_host, self.places, root, is_other=self.is_other)
+        return Workspace(
+            descriptor, self.owner, None, self.on_host, self.places, root, is_foreign_user=self.is_foreign_user
+        )
 
     def close(self) -> None:
         """Close its descriptors."""
@@ -439,7 +441,7 @@ class Workspace:
         assert self.root is not None
         if os.fstat(descriptor).st_dev == self._of_processes:
             raise OSError(errno.ENXIO, "what is there depends on who looks")
-        if self.is_other:
+        if self.is_foreign_user:
             names = [*filter(None, os.readlink(f"/proc/self/fd/{descriptor}").split("/"))]
             for depth in range(len(names) + 1):
                 mode = os.stat("/".join(names[:depth]) or ".", dir_fd=self.root, follow_symlinks=False).st_mode

@@ -34,12 +34,13 @@ log = logging.getLogger("ringfence.keeper")
 
 MAX_CLIENTS = 256
 MAX_REQUESTS = 1024
-"""Of one client at a time. Our own client sends at most `MAX_AT_ONCE` of those that work; most of the others wait for
-something, which costs little."""
-_HELLO_SECONDS = 10.0
+"""The requests of one client at a time. Our own client sends at most `MAX_AT_ONCE` that do work; most of the others
+only wait, which costs little."""
+_GREETING_SECONDS = 10.0
 _GRACE_SECONDS = 5.0
-_LOOK_SECONDS = 1.0
+_IDLE_CHECK_SECONDS = 1.0
 _AT_ONCE_SECONDS = 0.05
+"""A step that begins so soon after its request need not ask its client again."""
 _MAX_ID = 2**63
 _CHANNELS = {"stdout": STDOUT, "stderr": STDERR}
 
@@ -55,13 +56,13 @@ class LocalSessions(SessionService, Protocol):
 
 @dataclass(slots=True)
 class KeeperServer:
-    """Serves sessions to clients, until there are neither."""
+    """Serves sessions to clients, until there are no sessions and no clients."""
 
     sessions: LocalSessions
     settings_digest: str
     """The digest of the settings that this keeper was started with. A client with other settings is not served."""
     linger: float = 10.0
-    """Seconds that it stays with no session and no client."""
+    """Seconds that the keeper stays without a session and a client."""
     _clients: set[ConnectedClient] = field(default_factory=set)
     _leaving: asyncio.Event = field(default_factory=asyncio.Event)
     _listeners: list[asyncio.Server] = field(default_factory=list)
@@ -78,7 +79,7 @@ class KeeperServer:
             for listener in self._listeners:
                 listener.close()
             await self.sessions.close()
-            await self._say_goodbye()
+            await self._disconnect_clients()
 
     def leave(self) -> None:
         self._leaving.set()
@@ -92,11 +93,11 @@ class KeeperServer:
             elif loop.time() - since >= self.linger:
                 return
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(_LOOK_SECONDS, self.linger / 4 + 0.01)):
+                async with asyncio.timeout(min(_IDLE_CHECK_SECONDS, self.linger / 4 + 0.01)):
                     await self._leaving.wait()
 
-    async def _say_goodbye(self) -> None:
-        """Clients that wait for an answer get it first."""
+    async def _disconnect_clients(self) -> None:
+        """Disconnect the clients, after those that wait for an answer got it."""
         waiting = [task for client in self._clients for task in client.tasks.values()]
         if waiting:
             await asyncio.wait(waiting, timeout=_GRACE_SECONDS)
@@ -107,7 +108,7 @@ class KeeperServer:
                 await asyncio.gather(*(client.wire.closed for client in self._clients))
 
     def _accept(self) -> FrameConnection:
-        return _Newcomer(self)
+        return _UnadmittedConnection(self)
 
     def admit(self, wire: FrameConnection) -> None:
         """Decide on a new connection."""
@@ -146,8 +147,8 @@ class KeeperServer:
         self._clients.discard(client)
 
 
-class _Newcomer(FrameConnection):
-    """A connection that was not admitted yet."""
+class _UnadmittedConnection(FrameConnection):
+    """A connection that the server has not decided on yet."""
 
     def __init__(self, server: KeeperServer) -> None:
         super().__init__(mute=True)
@@ -174,10 +175,10 @@ class ConnectedClient:
     _isolation: IsolationSent = field(default_factory=IsolationSent)
     """The isolation of each session, as last sent to this client."""
     _incoming: dict[int, ReceiveStream] = field(default_factory=dict)
-    _turns: dict[int, _Turn] = field(default_factory=dict)
-    """Of requests that may begin only if their client, asked anew, still wants it."""
+    _turns: dict[int, _TurnCheck] = field(default_factory=dict)
+    """Of requests that may have to ask their client again before they begin."""
     _greeted: bool = False
-    _patience: asyncio.TimerHandle | None = None
+    _greeting_timer: asyncio.TimerHandle | None = None
     _large: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One large answer at a time: a client that does not read fills no more of our memory than that."""
 
@@ -186,7 +187,7 @@ class ConnectedClient:
         return self._greeted
 
     def __post_init__(self) -> None:
-        self._patience = asyncio.get_running_loop().call_later(_HELLO_SECONDS, self.wire.abort)
+        self._greeting_timer = asyncio.get_running_loop().call_later(_GREETING_SECONDS, self.wire.abort)
 
     # ── Receiving ──
 
@@ -212,7 +213,7 @@ class ConnectedClient:
             if request in self._incoming:
                 self._incoming[request].end()
         else:
-            raise WireError("a message that says nothing")
+            raise WireError("a message of no known kind")
 
     def chunk(self, number: int, channel: int, data: bytes) -> None:
         if not self._greeted:
@@ -224,8 +225,8 @@ class ConnectedClient:
     def lost(self, problem: Exception | None) -> None:
         if isinstance(problem, WireError | CodecError):
             log.warning("a client was cut off: it sent %s", problem)
-        if self._patience is not None:
-            self._patience.cancel()
+        if self._greeting_timer is not None:
+            self._greeting_timer.cancel()
         self.server.gone(self)
         for stream in self._outgoing.values():
             stream.end()
@@ -241,8 +242,8 @@ class ConnectedClient:
                 self.server.leave()
             return
         self._greeted = True
-        if self._patience is not None:
-            self._patience.cancel()
+        if self._greeting_timer is not None:
+            self._greeting_timer.cancel()
         self.wire.send({"ringfence": "keeper", "pid": os.getpid()})
 
     # ── Requests ──
@@ -262,7 +263,7 @@ class ConnectedClient:
         if verb.stream is not None:
             self._incoming[request] = ReceiveStream(self.wire, request)
         if verb.recheck is not None and message.get("granted"):
-            self._turns[request] = _Turn(self.wire, request)
+            self._turns[request] = _TurnCheck(self.wire, request)
         if verb.yields is not None or (verb.tell is not None and not message.get("deaf")):
             self._outgoing[request] = SendStream(self.wire, request)
         work = self._answer(request, verb, message.get("with"), attachments)
@@ -296,62 +297,64 @@ class ConnectedClient:
                     await self.wire.drained()
             else:
                 await self._finish(request, verb, await self._do(request, verb, arguments))
-        except CodecError as exc:  # of the answer: it was done
+        except CodecError as exc:  # of the answer: the request itself was done
             self._fail(request, OutcomeUnknown("keeper_failed", f"the answer to {verb.name} cannot be sent: {exc}"))
         except (RingfenceError, ValueError) as exc:
             self._fail(request, exc)
         except Exception as exc:  # the outer edge: one request that fails must not take the others with it
             log.exception("%s failed", verb.name)
-            text = f"the keeper failed at it ({type(exc).__name__}: {exc}); its log in the state folder has more"
+            text = (
+                f"the keeper failed at {verb.name} ({type(exc).__name__}: {exc}); its log in the state folder has more"
+            )
             problem = Unavailable if verb.only_reads else OutcomeUnknown
             self._fail(request, problem("keeper_failed", text))
 
     async def _do(self, request: int, verb: Verb, arguments: Json) -> Any:
         stream = self._outgoing.get(request)
         if verb.tell is not None:
-            arguments[verb.tell] = discard_output if stream is None else _Telling(stream)
+            arguments[verb.tell] = discard_output if stream is None else _OutputSender(stream)
         if verb.shown is not None:
-            arguments[verb.shown] = discard_value if stream is None else _Showing(stream)
+            arguments[verb.shown] = discard_value if stream is None else _ValueSender(stream)
         if verb.recheck is not None and request in self._turns:
             arguments[verb.recheck] = self._turns[request]
         if verb.stream is not None:
             arguments[verb.stream] = aiter(self._incoming[request])
-        given: Any = getattr(self.server.sessions, verb.name)(**arguments)
+        result: Any = getattr(self.server.sessions, verb.name)(**arguments)
         if verb.yields is None or stream is None:
-            return await given
-        async with aclosing(given):
-            async for each in given:
+            return await result
+        async with aclosing(result):
+            async for each in result:
                 if verb.yields is bytes:
                     await stream.put(BYTES, each)
                 else:
-                    beside: Attachments = []
-                    await stream.put_item({"item": pack(verb.yields, each, beside)}, beside)
+                    attachments: Attachments = []
+                    await stream.put_item({"item": pack(verb.yields, each, attachments)}, attachments)
         return None
 
     async def _finish(self, request: int, verb: Verb, value: Any) -> None:
         await self.wire.drained()
-        beside: Attachments = []
+        attachments: Attachments = []
         stream = self._outgoing.get(request)
         lost = {"lost": stream.lost} if stream is not None and stream.lost else {}
-        done = pack(verb.returns, value, beside)
+        done = pack(verb.returns, value, attachments)
         if isinstance(value, StepReport):
             self._isolation.shorten(done, value)
-        self.wire.send({"id": request, "done": done, **lost}, beside)
+        self.wire.send({"id": request, "done": done, **lost}, attachments)
 
     def _fail(self, request: int, problem: Exception) -> None:
         self.wire.send({"id": request, "error": error_to_json(problem)})
 
 
 @dataclass(slots=True)
-class _Turn:
-    """Asks the client whether what had to wait may still begin: the rules that it was granted by may be others by now.
-    What begins at once need not ask."""
+class _TurnCheck:
+    """Asks the client, once a request that had to wait may begin, whether it should: the rules that granted it may have
+    changed meanwhile. A request that begins at once need not ask."""
 
     wire: FrameConnection
     request: int
     go: asyncio.Event = field(default_factory=asyncio.Event)
     known: float = field(default_factory=time.monotonic)
-    """When the client last wanted it."""
+    """When the client last said that the request may begin."""
     dropped: bool = False
 
     async def __call__(self) -> None:
@@ -361,7 +364,7 @@ class _Turn:
             self.go.clear()
             self.wire.send({"id": self.request, "turn": True})
             await self.go.wait()
-        if self.dropped:  # and this is the part of it that goes on without its caller
+        if self.dropped:  # the request is over, and only work that it left behind still asks
             raise Refused(Status.KILLED, "cancelled", "it was cancelled by its client")
         self.known = time.monotonic()
 
@@ -371,8 +374,8 @@ class _Turn:
 
 
 @dataclass(slots=True)
-class _Telling:
-    """Sends the output of a step to the client. Returns what to wait for before more is read."""
+class _OutputSender:
+    """Sends the output of a step to the client. Returns a future to wait for before more output is read."""
 
     stream: SendStream
 
@@ -381,9 +384,11 @@ class _Telling:
 
 
 @dataclass(slots=True)
-class _Showing:
+class _ValueSender:
+    """Sends the values that a cell shows to the client."""
+
     stream: SendStream
 
     def __call__(self, value: Shown | Failure) -> None:
-        beside: Attachments = []
-        self.stream.offer_item({"item": pack(VALUE, value, beside)}, beside)
+        attachments: Attachments = []
+        self.stream.offer_item({"item": pack(VALUE, value, attachments)}, attachments)

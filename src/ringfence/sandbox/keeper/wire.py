@@ -20,7 +20,7 @@ from ringfence.sandbox.keeper.codec import CodecError, from_json, to_json
 
 MAX_FRAME = 16 * MIB
 MAX_MESSAGE = 192 * MIB
-"""With its attachments."""
+"""Bytes of a message with its attachments."""
 PIECE = 256 * 1024
 _MESSAGE = 1
 _PART = 2
@@ -28,9 +28,9 @@ _CHUNK = 3
 _HEAD = struct.Struct(">IB")
 _STREAM = struct.Struct(">QB")
 _CREDENTIALS = struct.Struct("3i")
-_LARGE = 4 * MIB
+_LARGE_MESSAGE = 4 * MIB
 _HIGH_WATER = 256 * 1024
-_STUFFED = 8 * MIB
+_MAX_BUFFERED = 8 * MIB
 
 WINDOW = MIB
 """How much of a stream may be in flight."""
@@ -61,7 +61,8 @@ class FrameConnection(asyncio.Protocol):
     """One end of a connection."""
 
     def __init__(self, handler: FrameHandler | None = None, *, mute: bool = False) -> None:
-        """`mute`: stop reading from a peer that does not read. Only one of the two sides can do so."""
+        """`mute`: stop reading from a peer that does not read. Only one side may do so: if both did, neither would ever
+        read again."""
         self.handler = handler
         self._mute = mute
         self.closed = asyncio.get_running_loop().create_future()
@@ -197,7 +198,7 @@ class FrameConnection(asyncio.Protocol):
         if attachments:
             message = {**message, "sizes": list(map(len, attachments))}
         data = to_json(message)
-        if len(data) > _LARGE:
+        if len(data) > _LARGE_MESSAGE:
             message.pop("sizes", None)
             attachments = [*attachments, to_json(message)]
             data = to_json({"large": True, "sizes": list(map(len, attachments))})
@@ -220,12 +221,13 @@ class FrameConnection(asyncio.Protocol):
 
     @property
     def room(self) -> asyncio.Future[None] | None:
-        """What to wait for while the peer has much left to read; None: nothing."""
+        """A future to wait for while the peer has much left to read; None: there is room."""
         return self._room
 
     @property
-    def is_stuffed(self) -> bool:
-        return self._transport is not None and self._transport.get_write_buffer_size() > _STUFFED
+    def is_overfull(self) -> bool:
+        """Whether so much waits to be sent that data of sources which cannot wait has to be dropped."""
+        return self._transport is not None and self._transport.get_write_buffer_size() > _MAX_BUFFERED
 
     async def drained(self) -> None:
         """Wait until the peer has read most of what it was sent."""
@@ -241,7 +243,7 @@ class FrameConnection(asyncio.Protocol):
         return process, user
 
     def close(self) -> None:
-        """After everything that was sent has been flushed."""
+        """Close the connection, after everything that was sent has been flushed."""
         if self._transport is not None:
             self._transport.close()
 
@@ -291,7 +293,7 @@ class SendStream:
         """For a source that cannot be made to wait here. It must wait for the returned future before it sends more."""
         if self._over:
             return None
-        if self._left < -SLACK or self._wire.is_stuffed:
+        if self._left < -SLACK or self._wire.is_overfull:
             self.lost += len(data)
         else:
             self._left -= len(data)
@@ -301,7 +303,7 @@ class SendStream:
     def offer_item(self, message: Json, attachments: Sequence[bytes]) -> None:
         if self._over:
             return
-        if self._left < -SLACK or self._wire.is_stuffed:
+        if self._left < -SLACK or self._wire.is_overfull:
             self.lost += 1
         else:
             self._left -= self._wire.send({"id": self._request, **message}, attachments)

@@ -272,7 +272,7 @@ class ProcessBackend:
         try:
             if network is not None:
                 live.outlet = await _open_outlet(box, network)
-            live.take_over()
+            live.adopt_first_worker()
         except BaseException:
             box.kill()
             box.ended.add_done_callback(lambda _: box.remove())

@@ -241,7 +241,7 @@ class Interpreter:
             step.peak, self._peak_ever = max(step.peak, highest if highest > self._peak_ever else 0), highest
         report = box_report(self._termination(step, claims), step, self._home)
         if not step.reported:
-            self._home.keep(report)
+            self._home.report_later(report)
         if claims.done and step.ended is not None and not self._rested:
             report = replace(report, forged=True)
         return CellReport(report, tuple(claims.results), claims.error, self.alive, claims.broken or "")

@@ -1,4 +1,4 @@
-"""Watches the limits that the kernel does not enforce by itself, and knows afterwards which were met."""
+"""Watches the limits that the kernel does not enforce by itself, and says afterwards which were met."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RunWatch:
         self.peak = 0
         """The most memory seen."""
         self.overshoot = 0
-        """How far memory was beyond its limit when that was seen."""
+        """How far memory use was beyond its limit when that was noticed."""
 
     def start(self) -> None:
         self._rhythm.start()
@@ -61,7 +61,7 @@ class RunWatch:
             self._stop("timeout", "cpu")
 
     def _usage(self) -> tuple[int, float]:
-        """Memory and processor time; the files of the workspace are disk, though they are kept in memory."""
+        """Memory and processor time. Files of the workspace count as disk, although they are in memory."""
         group = self._box.group
         parts = group.usage_parts() if group is not None else None
         if parts is not None and group is not None:
@@ -130,13 +130,13 @@ def killed_by(
 
 
 def kernel_cpu_seconds(limits: Limits) -> int:
-    """After which the kernel kills a single process; 0: never. It counts in ticks, which may be too many by some, so it
-    comes well after the watch, which counts better: what it kills has used all that was allowed."""
+    """Processor seconds after which the kernel kills a single process; 0: never. The kernel counts in ticks, and may
+    count some too many, so its limit is well above ours: a process that it kills has used all that was allowed."""
     return math.ceil(limits.cpu_seconds * 1.25) + 1 if limits.cpu_seconds else 0
 
 
 def spent(cpu_ms: float, limits: Limits) -> bool:
-    """Whether so much processor time is all that was allowed."""
+    """Whether so much processor time uses up the limit."""
     return limits.cpu_seconds is not None and cpu_ms >= limits.cpu_seconds * 1000
 
 
@@ -147,7 +147,8 @@ def used_up_by_process(cpu_ms: float, limits: Limits) -> bool:
 
 
 def longest_file(limits: Limits) -> int:
-    """A file that fills the disk is to meet that limit first, which is one of whole pages."""
+    """The limit for one file: by default one page above the disk limit, so that a file that fills the disk meets that
+    limit first."""
     return limits.file_bytes or limits.disk_bytes + os.sysconf("SC_PAGE_SIZE")
 
 
@@ -155,7 +156,7 @@ def has_long_file(box: Box) -> bool:
     """Whether a file in the workspace or a volume is as long as a file may be."""
     most = longest_file(box.limits)
     for name in box.written:
-        with contextlib.suppress(OSError, KeyError, Refused):  # it is gone, or has more files than it is worth
+        with contextlib.suppress(OSError, KeyError, Refused):  # it is gone, or has too many files to search
             entries = walk.Walk(most=_MAX_LOOKED_AT, lenient=True).through(box.descriptors[name])
             if any(stat.S_ISREG(found.info.st_mode) and found.info.st_size >= most for found in entries):
                 return True

@@ -1,7 +1,7 @@
 """A box that stays: interpreters that keep their state, commands, a workspace, until it is ended.
 
-Everything in it may have been changed by what ran there before, so nothing in it is relied on: each process is forked
-by the zygote, goes through every step of confinement by itself, and gets its orders over a channel of its own.
+Programs that ran in the box may have changed everything in it, so the supervisor relies on nothing there: the zygote
+forks each process, which goes through every step of confinement by itself and gets its orders over its own channel.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _LONG_STEP_MS = 5000.0
 _LONG_STEP_LOOK_SECONDS = 0.25
 """A step that has run longer than that is looked at only this often."""
 _STOPPED_SECONDS = 0.25
-"""After which every process that was told to stop has stopped."""
+"""After this time every process that was sent SIGSTOP has stopped."""
 _PAUSE_LOOK_SECONDS = 5.0
 _MAPS_PIECE = 64 * 1024
 _MAX_MOVES = 3
-"""So often a process may be found moving in a pause, for it may have been started just then."""
+"""How often a process may be found running in a pause: it may have been forked just as the others were stopped."""
 
 
 class _LastStepEnd(NamedTuple):
@@ -51,8 +51,9 @@ class _LastStepEnd(NamedTuple):
 
     cpu_ms: float
     known: list[int]
-    """Its processes then, and the processor time they had used, where no control group counts it."""
+    """Its processes at that moment, if no control group counts their processor time."""
     worked_ms: float | None
+    """The processor time that these had used."""
 
 
 class LiveBox:
@@ -66,29 +67,29 @@ class LiveBox:
         self.env: Mapping[str, str] = {}
         """Environment variables of every program in it."""
         self.has_interpreter = True
-        """Whether our interpreter can run in it; a box with an image as its root has the image's or none."""
+        """Whether our interpreter can run in it. A box whose root is an image has the image's interpreter, or none."""
         self.interpreter_path: str | None = None
         """The program that its interpreters are started from; None: they are forks."""
         self._setups: tuple[str, ...] = ()
         """Python source that each interpreter runs before its first cell."""
         self._setup_limits = box.limits
         self.outlet: NetworkOutlet | None = None
-        """Its way to the network, where it has one."""
+        """Its route to the network, if it has one."""
         self.paused = False
         self._pause_watch: asyncio.TimerHandle | None = None
-        self._may_send_again = False
-        """Whether its route out is to be opened when it is resumed."""
-        mappings = Mappings(lambda: box.account.file_mappings if self._are_asked else None, self._maps_files)
+        self._reopen_network = False
+        """Whether its route is to be opened again when it is resumed."""
+        mappings = Mappings(lambda: box.account.file_mappings if self._filter_asks else None, self._maps_files)
         self.outputs = OutputFiles(box.descriptors["workspace"], box.limits.disk_bytes, mappings)
-        self._are_asked = False
-        """Whether the filter of its processes asks us."""
+        self._filter_asks = False
+        """Whether the seccomp filter of its processes sends us notifications."""
         self.late_output = LateOutput(box.hub)
         self._zygote = zygote
         self._request_lock = asyncio.Lock()
         self._shape = shape
         self._last_number = 1
         self._spare: BoxMember | None = None
-        """The process that the box was made with, until it gets an order."""
+        """The process that the box was made with, until that gets an order."""
         self._steps: set[Step] = set()
         self._rhythm = Rhythm(box.hub.pulse, lambda: worked(box), self._check_limits, self._look_interval)
         self._removal: asyncio.Task[str] | None = None
@@ -97,22 +98,22 @@ class LiveBox:
         """Tasks of the box itself, which exist before any program runs in it."""
         self._tasks = TaskTable(box)
         self._last_step_end: _LastStepEnd | None = None
-        self._network_told: Mapping[str, Any] = {}
-        """The `network` fact as it was when a step was last reported. What comes after that, or before the first such
-        step, is late for the next one that is reported."""
+        self._reported_network: Mapping[str, Any] = {}
+        """The `network` fact at the last report of a step. Requests after it, and before the first step that is
+        reported, are late work for the next report."""
         self._unreported = LateWork()
         """Work between steps that no report contains yet."""
         self._started_since: list[int] = []
         """Processes that we started since the last step: their start-up time is not the work of an earlier step."""
 
-    def take_over(self) -> None:
-        """Take over the first worker of a box that is closed. Raises Unavailable."""
+    def adopt_first_worker(self) -> None:
+        """Use the first worker of a new box, which is confined by now, for the first order. Raises Unavailable."""
         box = self.box
         member = box.members.get(0)
         if member is None or box.ended.done():
             raise Unavailable("box_ended_at_once", "; ".join(("the box ended as soon as it was made", *box.trouble)))
         member.listen(box.release_channel())
-        self._are_asked = "denials" in box.descriptors
+        self._filter_asks = "denials" in box.descriptors
         member.closed(box.worker, box.descriptors.pop("denials", None))
         self._spare = member
         self._own_tasks = ((box.group.tasks_now() if box.group is not None else None) or 1) - 1
@@ -148,7 +149,7 @@ class LiveBox:
         return self.box.descriptors.get("root")
 
     @property
-    def is_other(self) -> bool:
+    def is_foreign_user(self) -> bool:
         return self.box.host_id is None and self.box.host_id_fact.get("whose") == "own"
 
     @property
@@ -211,7 +212,7 @@ class LiveBox:
         self._charge_late_network(step)
         if not self._steps:
             self._charge_late(step)
-            step.late.limit = "memory" if self.out_of_memory() else self._limit_met()
+            step.late.limit = "memory" if self.out_of_memory() else self._new_limit_met()
         if self._has_other_tasks():
             running = {each.member.pid for each in self._steps}
             step.others = OtherTasks(self._tasks, step.member.pid, running)
@@ -224,39 +225,39 @@ class LiveBox:
     def step_over(self, step: Step) -> None:
         self._steps.discard(step)
         if not self._steps:
-            self._rhythm.rest()  # what a step left behind may go on
+            self._rhythm.rest()  # slower, and not stopped: processes that a step left may still run
             if step.cpu_after is not None:
                 known = list(self.box.known) if self.box.group is None else []
                 self._last_step_end = _LastStepEnd(step.cpu_after, known, worked_ms(known))
-        if self.outlet is not None and not self._something_runs():
+        if self.outlet is not None and not self._has_work():
             self.outlet.hold()
 
     def _charge_late_network(self, step: Step) -> None:
-        """Report with this step, but apart, what left the box since the last report, and let it send again."""
+        """Report with this step, as late work, what left the box since the last report; and open its route again."""
         if self.outlet is None:
             return
         now = self.outlet.facts()
         step.network_before = now
-        if now != self._network_told:
-            step.late.network = difference(self._network_told, now)
+        if now != self._reported_network:
+            step.late.network = difference(self._reported_network, now)
         if step.may_send and self.paused:
-            self._may_send_again = True
+            self._reopen_network = True
         elif step.may_send:
             self.outlet.go_on()
 
     def _charge_late(self, step: Step) -> None:
-        """Report with this step, but apart, the work of leftovers of earlier steps since the last one was over."""
+        """Report with this step, as late work, what processes left by earlier steps did since the last one was over."""
         last = self._last_step_end
         started = self._started_since
         self._started_since = []
         if last is None or (step.cpu_before == last.cpu_ms and worked_ms(last.known) == last.worked_ms is not None):
-            return  # a process that has not run has written nothing
+            return  # none of them has run, so none has written anything
         begun = sum((task.used_ns() or 0) / 1e6 for pid in started if (task := self._tasks.get(pid)) is not None)
         step.late.cpu_ms = max(0.0, step.cpu_before - last.cpu_ms - begun)
         step.late.files = self.outputs.changed()[0]
 
     def _has_other_tasks(self) -> bool:
-        """Whether it has tasks besides the main threads of the processes that we started and that wait for orders."""
+        """Whether the box has tasks besides the main threads of its members, which wait for orders."""
         if self._steps:
             return True
         members = [member.pid for member in self.box.members.values() if member.pid]
@@ -268,22 +269,21 @@ class LiveBox:
         return len(self._tasks.numbers()) > len(members)
 
     def leaves_work(self) -> bool:
-        """Whether something may still use its route out after the step that is being reported: another step, a
-        background command, whatever a step left. Else the route was shut when the step was over, and stays so until
-        the next one begins: what could act later, such as a timer of an interpreter that waits, or bytes that the
-        kernel still holds back, sends nothing meanwhile."""
+        """Whether anything can still use the route out after the step that is being reported: another step, a
+        background command, or a process that a step left. If not, the route was shut when the step was over, and stays
+        shut until the next one begins: a timer of a waiting interpreter, or bytes in the kernel, send nothing."""
         return self.outlet is not None and not self.outlet.held
 
-    def _something_runs(self) -> bool:
+    def _has_work(self) -> bool:
         try:
             return self.box.lives() and self._has_other_tasks()
         except (OSError, KeyError):  # it is gone
             return False
 
     def runs_on(self) -> bool:
-        """Whether something could act in it before the next step. An interpreter that waits is looked at as well: it
-        may have a timer. That takes too long for each step, so the route out is shut instead."""
-        return self._something_runs() or any(map(self._may_act, list(self.box.members.values())))
+        """Whether anything in the box could act before the next step. Unlike `leaves_work` this examines waiting
+        interpreters, too, which may have timers. That takes too long for every step."""
+        return self._has_work() or any(map(self._may_act, list(self.box.members.values())))
 
     def _may_act(self, member: BoxMember) -> bool:
         if member is self._spare or not member.pid:
@@ -299,8 +299,9 @@ class LiveBox:
             main.close()
 
     def _maps_files(self, most: int) -> bool:
-        """Whether a process in it has a file of the workspace mapped for writing, shared with the file. A box decides
-        how many memory areas it has: beyond `most` bytes of their list the answer is yes. Called in threads, too."""
+        """Whether a process in the box has a shared, writable mapping of a file in the workspace. Programs decide how
+        many memory areas they have: if the list of them has more than `most` bytes, the answer is yes. Also called in
+        threads."""
         device = os.fstat(self.workspace).st_dev
         word = b" %02x:%02x " % (os.major(device), os.minor(device))
         for pid in self._processes():
@@ -328,9 +329,9 @@ class LiveBox:
             self._unreported = LateWork()
         return fact
 
-    def keep(self, report: BoxReport) -> None:
-        """Report what was refused to code that nobody asks about, and the files that it left, with the next step; so is
-        its network anyway. Its processor time is what it takes to start an interpreter."""
+    def report_later(self, report: BoxReport) -> None:
+        """Report the denials and the files of a step of ours, such as set-up code, with the next step that is reported.
+        Its network is part of that anyway, and its processor time is a cost of starting an interpreter."""
         self._unreported.add(LateWork(denials=dict(report.denials), files=report.files))
 
     def _look_interval(self) -> float:
@@ -351,11 +352,11 @@ class LiveBox:
                 self.kill_all()
 
     def memory(self) -> int:
-        """Bytes in use by all its processes; files of the workspace count as disk."""
+        """Bytes of memory in use by all its processes. Files in the workspace count as disk."""
         return used_memory(self.box)
 
     def cpu_ms(self) -> float:
-        """Processor time of everything that ran in it; without a control group that counts, of what still runs."""
+        """Processor time of everything that ran in it; if no control group counts that, of what still runs."""
         group = self.box.group
         counted = group.cpu_ms() if group is not None else None
         return counted if counted is not None else added_up(self.box, self.limits.memory_bytes)[1]
@@ -367,9 +368,9 @@ class LiveBox:
 
     def survived_limit(self) -> Limit | None:
         """A limit that was met and survived since the last call of this. A full disk stays full until files go."""
-        return self._limit_met() or self._disk_limit()
+        return self._new_limit_met() or self._disk_limit()
 
-    def _limit_met(self) -> Limit | None:
+    def _new_limit_met(self) -> Limit | None:
         group = self.box.group
         denied = (group.pids_denied() or 0) if group is not None else 0
         before, self._denied = self._denied, denied
@@ -400,7 +401,7 @@ class LiveBox:
             return None
         now = self.outlet.facts()
         if step.reported:
-            self._network_told = now
+            self._reported_network = now
         return difference(step.network_before, now)
 
     def kill_all(self) -> None:
@@ -411,7 +412,7 @@ class LiveBox:
         else:
             # Several rounds, to reach processes that left the groups of their members or were forked meanwhile.
             for _ in range(_KILL_ROUNDS):
-                if not self._signal_everything(signal.SIGKILL):
+                if not self._signal_all(signal.SIGKILL):
                     break
         for member in list(self.box.members.values()):
             member.kill()
@@ -423,8 +424,8 @@ class LiveBox:
         if self.paused:
             return
         self.paused = True
-        if self.outlet is not None:  # what is continued without us, or lies in the kernel, is not to be sent either
-            self._may_send_again = not self.outlet.held
+        if self.outlet is not None:  # a process that goes on all the same, or bytes in the kernel, must send nothing
+            self._reopen_network = not self.outlet.held
             self.outlet.hold()
         for step in self._steps:
             step.clock.stop()
@@ -432,12 +433,12 @@ class LiveBox:
         if group is not None and group.frozen() is not None:
             group.freeze()
         else:
-            self._signal_everything(signal.SIGSTOP)
+            self._signal_all(signal.SIGSTOP)
             self._pause_watch = asyncio.get_running_loop().call_later(_STOPPED_SECONDS, self._check_pause, 0, {})
 
     def _check_pause(self, moved: int, worked_before: Mapping[int, int]) -> None:
-        """Without a freezer a program can have itself continued, such as by a timer of its own: it is stopped again,
-        and the box ended where that does not help. What ran in between shows in its processor time."""
+        """Without a freezer a program can have itself continued, for example by a timer. It is stopped again, and if
+        that does not help, the box is ended. Programs that ran since the last check show it by processor time."""
         if not self.paused or self.box.ended.done():
             return
         worked_now, moving = _stopped_tasks(pid for pid in self._processes() if pid != self.box.first)
@@ -448,7 +449,7 @@ class LiveBox:
                 self.box.trouble.append("it went on while it was paused")
                 self.box.kill()
                 return
-            self._signal_everything(signal.SIGSTOP)
+            self._signal_all(signal.SIGSTOP)
         seconds = _STOPPED_SECONDS if moving else _PAUSE_LOOK_SECONDS
         loop = asyncio.get_running_loop()
         self._pause_watch = loop.call_later(seconds, self._check_pause, moved, worked_now)
@@ -467,14 +468,14 @@ class LiveBox:
         if group is not None and group.frozen() is not None:
             group.thaw()
         else:
-            self._signal_everything(signal.SIGCONT)
-        if self.outlet is not None and self._may_send_again:
+            self._signal_all(signal.SIGCONT)
+        if self.outlet is not None and self._reopen_network:
             self.outlet.go_on()
         for step in self._steps:
             step.clock.start()
 
     def hold_network(self) -> None:
-        self._may_send_again = False
+        self._reopen_network = False
         if self.outlet is not None:
             self.outlet.hold()
 
@@ -482,7 +483,7 @@ class LiveBox:
         group = self.box.group
         return group.give_back() if self.paused and group is not None and group.gives_back() else None
 
-    def _signal_everything(self, number: int) -> bool:
+    def _signal_all(self, number: int) -> bool:
         """Signal every process, in two rounds because some may fork meanwhile. Returns whether there were any."""
         first = self.box.first
         found = False
@@ -497,10 +498,10 @@ class LiveBox:
     # ── Its end ──
 
     async def end(self) -> None:
-        """End it and everything in it. Raises Unavailable where a part of it could not be removed."""
+        """End the box and everything in it. Raises Unavailable where a part of it could not be removed."""
         for step in list(self._steps):
             step.stop("cancelled", None)
-        self._may_send_again = False
+        self._reopen_network = False
         self.resume()
         self.box.kill()
         if self._removal is not None:
@@ -517,7 +518,7 @@ class LiveBox:
         for step in list(self._steps):
             step.stop("infra", None)
         await asyncio.sleep(0)
-        while self._steps:  # their last output is still to be read
+        while self._steps:  # each reads its last output first
             await asyncio.sleep(0.005)
         self._rhythm.stop()
         self._tasks.close()
@@ -528,8 +529,8 @@ class LiveBox:
 
 
 def _stopped_tasks(processes: Iterable[int]) -> tuple[dict[int, int], bool]:
-    """The processor time of each task, in ticks, and whether one of them is not stopped. A process whose first thread
-    has ended looks dead, so all threads are looked at."""
+    """The processor time of each task, in ticks, and whether any of them is not stopped. All threads are examined: a
+    process whose first thread has ended looks dead."""
     worked_now: dict[int, int] = {}
     moving = False
     for process in processes:

@@ -50,11 +50,11 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 P = ParamSpec("P")
-ServeBy = Callable[[tuple[NetworkRule, ...], RemoteSecrets | None], Serve]
+MakeRoute = Callable[[tuple[NetworkRule, ...], RemoteSecrets | None], Serve]
 MAX_FORKS = 64
 _MAX_METADATA = 64
-_LONGEST_METADATA = 16_384
-_TIDY_SECONDS = 60.0
+_MAX_METADATA_CHARACTERS = 16_384
+_CLEAN_UP_SECONDS = 60.0
 _OUTPUT = ("workspace", "output")
 
 
@@ -85,11 +85,11 @@ class SessionManager:
         backend: SessionBackend,
         folder: Path,
         rules: KeeperRules,
-        serve: ServeBy | None = None,
+        serve: MakeRoute | None = None,
         peer: Peer | None = None,
     ) -> None:
-        """`serve` turns network rules into a route out, `peer` returns the user that connects to a forwarded port;
-        None: no session has any."""
+        """`serve` makes a route out of network rules; None: no session has a network. `peer` returns the user that
+        connects to a forwarded port; None: no port can be forwarded."""
         self._backend = backend
         self._serve = serve
         self._capacity = Capacity(rules)
@@ -119,7 +119,7 @@ class SessionManager:
         backend: SessionBackend,
         folder: Path,
         rules: KeeperRules,
-        serve: ServeBy | None = None,
+        serve: MakeRoute | None = None,
         peer: Peer | None = None,
     ) -> SessionManager:
         """Open a manager in this folder, which no other keeper holds. Sessions of a keeper that died are closed, and
@@ -135,7 +135,7 @@ class SessionManager:
             try:
                 await in_thread(partial(self._remove_forks, owner))
             except RingfenceError as problem:
-                log.warning("what a fork left could not be removed: %s", problem)
+                log.warning("a snapshot of a fork that was not finished could not be removed: %s", problem)
         self._tidying = asyncio.get_running_loop().create_task(self._tidy())
 
     def _remove_forks(self, owner: Owner) -> None:
@@ -149,7 +149,7 @@ class SessionManager:
             doomed = self._artifacts.doomed(self._journal.past, self._sessions)
             if doomed:
                 await in_thread(partial(self._artifacts.remove, doomed))
-            await asyncio.sleep(_TIDY_SECONDS)
+            await asyncio.sleep(_CLEAN_UP_SECONDS)
 
     async def close(self) -> None:
         """End every session, and release the folder for another keeper. The caller closes the backend."""
@@ -168,7 +168,7 @@ class SessionManager:
         self._journal.close()
 
     def granted(self, recheck: Recheck) -> SessionManager:
-        """Itself: who calls it in this process passes `recheck` to the verbs that wait."""
+        """Itself: callers in this process pass `recheck` to the verbs that wait."""
         return self
 
     # ── Finding sessions ──
@@ -270,7 +270,7 @@ class SessionManager:
         self._capacity.leave(id_)
 
     async def _start_session(self, session: Session, snapshot: Snapshot | None, progress: WorkProgress) -> None:
-        """Make its box, fill it, and mark it as running."""
+        """Make the box of a session, fill it, and mark the session as running."""
         owner = session.owner
         stay = replace(session.spec.stay, tenant=owner.tenant)
         inputs = stay.inputs
@@ -279,7 +279,7 @@ class SessionManager:
             folders = await in_thread(lambda: session.mounts.take(self._volumes, owner, wanted))
             stay = replace(stay, folders=folders)
         if snapshot is not None:
-            # What is restored would take the place of the inputs: they come after it.
+            # The inputs are put in after the snapshot is restored, which would overwrite them.
             has_input = snapshot.has_input or bool(inputs)
             stay = replace(stay, env={**snapshot.env, **stay.env}, inputs=(), has_input=has_input)
         # The bytes of inputs need not stay in memory as long as the session does.
@@ -301,12 +301,12 @@ class SessionManager:
             raise refusal("bad_spec", f"no session can be made like this: {problem}") from problem
         session.contexts.folder = snapshot.cwd if snapshot is not None else session.contexts.folder
         if stay.setup is not None:
-            progress.begin()  # it may do anything
+            progress.begin()  # set-up code of a user may do anything
             await session.contexts.start(session.contexts.get(DEFAULT), box)
         session.mark_running()
 
     def _route(self, spec: SessionSpec, secrets: RemoteSecrets | None) -> Serve | None:
-        """Raises ValueError for rules that make no sense."""
+        """The route for the network rules of a session; None if it has no rules. Raises ValueError for invalid ones."""
         if not spec.network:
             return None
         if self._serve is None:
@@ -322,7 +322,7 @@ class SessionManager:
             workspace.close()
 
     async def end(self, owner: Owner, id: str) -> SessionInfo:
-        """A session that has ended already stays as it was."""
+        """End a session. One that has ended already stays as it was."""
         if id not in self._sessions:
             return self._past(owner, id)
         session = self.get(owner, id)
@@ -370,16 +370,20 @@ class SessionManager:
         session = self.get(owner, id)
         step = session.step
         mounted = [mount.at for mount in session.spec.stay.mounts]
-        return step, await self._look(owner, id, ".", lambda workspace: workspace.tree_hash(mounted)), session.runs_on
+        return (
+            step,
+            await self._inspect(owner, id, ".", lambda workspace: workspace.tree_hash(mounted)),
+            session.runs_on,
+        )
 
     async def read(self, owner: Owner, id: str, path: str, offset: int, length: int | None) -> bytes:
-        return await self._look(owner, id, path, lambda workspace: workspace.read(path, offset, length))
+        return await self._inspect(owner, id, path, lambda workspace: workspace.read(path, offset, length))
 
     async def entries(self, owner: Owner, id: str, path: str, depth: int) -> Entries:
-        return await self._look(owner, id, path, lambda workspace: workspace.list(path, depth))
+        return await self._inspect(owner, id, path, lambda workspace: workspace.list(path, depth))
 
     async def stat(self, owner: Owner, id: str, path: str) -> EntryInfo:
-        return await self._look(owner, id, path, lambda workspace: workspace.stat(path))
+        return await self._inspect(owner, id, path, lambda workspace: workspace.stat(path))
 
     async def pack(self, owner: Owner, id: str, path: str) -> AsyncGenerator[bytes, None]:
         workspace = self._readable(owner, id, path)
@@ -391,7 +395,7 @@ class SessionManager:
             workspace.close()
 
     async def copy(self, owner: Owner, id: str, path: str, to_id: str, to_path: str) -> FileFact:
-        """Between sessions of one owner; no caller gets the bytes."""
+        """Copy between sessions of one owner, without sending the bytes to a client."""
         with WorkProgress():
             target = self.get(owner, to_id)
             source = self._readable(owner, id, path)
@@ -399,7 +403,7 @@ class SessionManager:
 
     async def _copy(self, source: Workspace, path: str, target: Session, to_path: str) -> FileFact:
         def copy(workspace: Workspace) -> FileFact:
-            # Opened before anything is made for it: what is not there leaves no folders behind.
+            # The source is opened first: if it does not exist, no folders are made for the target.
             with closing(source.stream(path)) as pieces:
                 with WorkProgress():
                     first = next(pieces, b"")
@@ -410,21 +414,22 @@ class SessionManager:
         finally:
             source.close()
 
-    async def _look(self, owner: Owner, id: str, path: str, work: Callable[[Workspace], T]) -> T:
-        """Look at files of a session, or at what was kept of one, in a thread. It need not be running."""
+    async def _inspect(self, owner: Owner, id: str, path: str, work: Callable[[Workspace], T]) -> T:
+        """Read files of a session, or the output that was kept of one that has ended, in a thread. The session need not
+        be running."""
         workspace = self._readable(owner, id, path)
         session = self._sessions.get(id)
         with session.in_use if session is not None else nullcontext():
             return await in_thread(then_close(workspace, work))
 
     def _readable(self, owner: Owner, id: str, path: str) -> Workspace:
-        """Files of a session, or what was kept of one; the caller closes it."""
+        """The workspace of a session, or the output that was kept of one that has ended. The caller closes it."""
         session = self._sessions.get(id)
         if session is not None and session.owner == owner:
             return session.workspace()
         info = self._past(owner, id)
         if parts_of(path)[:2] != _OUTPUT or not self._artifacts.has(info):
-            raise stopped(info, "what it left was removed to make room" if self._artifacts.made_room(id) else "")
+            raise stopped(info, "its output was removed to make room" if self._artifacts.made_room(id) else "")
         return self._artifacts.of(id)
 
     # ── Secrets ──
@@ -449,7 +454,8 @@ class SessionManager:
         await in_thread(lambda: self._snapshots.remove(reference, owner=owner))
 
     async def fork(self, owner: Owner, id: str, count: int) -> builtins.list[SessionInfo | ForkProblem]:
-        """Open so many sessions that start as this one is now. Volumes that it writes to are read-only in them."""
+        """Open so many sessions that start in the state of this one. Volumes that it can write to are read-only in
+        them."""
         if not 0 < count <= MAX_FORKS:
             raise refusal("bad_count", f"a session can be forked into 1 to {MAX_FORKS} at a time, not {count}")
         with WorkProgress():
@@ -457,7 +463,7 @@ class SessionManager:
         snapshot = await session.take_snapshot(f"{FORK_PREFIX}{token_hex(8)}")
         volumes = tuple(replace(mount, mode="ro") for mount in session.spec.volumes)
         spec = replace(session.spec, snapshot=snapshot.id, volumes=volumes)
-        if spec.opened_by is not None:  # what an agent was given for a time is not had for longer by forks of forks
+        if spec.opened_by is not None:  # an agent must not prolong its time by forks of forks
             spec = replace(spec, lifetime_seconds=max(1.0, min(spec.lifetime_seconds, session.seconds_left)))
         forks = [self._tasks.start(self.create(owner, spec)) for _ in range(count)]
         try:
@@ -467,10 +473,12 @@ class SessionManager:
                 fork.add_done_callback(self._end_unclaimed_fork)
             raise
         finally:
-            self._tasks.start(self._drop(snapshot, owner, forks))
+            self._tasks.start(self._remove_fork_snapshot(snapshot, owner, forks))
         return [_result(fork) for fork in forks]
 
-    async def _drop(self, snapshot: Snapshot, owner: Owner, forks: builtins.list[asyncio.Task[SessionInfo]]) -> None:
+    async def _remove_fork_snapshot(
+        self, snapshot: Snapshot, owner: Owner, forks: builtins.list[asyncio.Task[SessionInfo]]
+    ) -> None:
         await asyncio.wait(forks)
         await in_thread(lambda: self._snapshots.remove(snapshot.id, owner=owner))
 
@@ -494,8 +502,8 @@ def _check(spec: SessionSpec) -> None:
     if spec.idle_seconds is not None:
         check_seconds("idle_seconds", spec.idle_seconds)
     texts = [*spec.metadata, *spec.metadata.values()]
-    if len(spec.metadata) > _MAX_METADATA or sum(map(len, texts)) > _LONGEST_METADATA:
-        text = f"metadata may have {_MAX_METADATA} entries and {_LONGEST_METADATA} characters"
+    if len(spec.metadata) > _MAX_METADATA or sum(map(len, texts)) > _MAX_METADATA_CHARACTERS:
+        text = f"metadata may have {_MAX_METADATA} entries and {_MAX_METADATA_CHARACTERS} characters"
         raise refusal("bad_spec", f"{text}, not {len(spec.metadata)} and {sum(map(len, texts))}")
 
 

@@ -44,11 +44,11 @@ class Conduct:
     """What a keeper and its clients must know of a verb; every verb declares both."""
 
     changes: bool
-    """Whether it changes anything that outlives a keeper. Of one that does not, a lost answer loses nothing: it is
-    unavailable, not unknown, and may be repeated at the next keeper."""
+    """Whether it changes anything that outlives a keeper. If the answer to a verb that changes nothing is lost, its
+    outcome is unavailable and not unknown: the verb may be repeated at the next keeper."""
     in_line: bool
-    """Whether it waits in line while many others of its client work. What ends the work of others does not, nor what
-    others wait for, nor what may last for ever and costs nothing meanwhile."""
+    """Whether it waits in line while many others of its client work. Three kinds of verbs do not: those that end the
+    work of others, those that others wait for, and those that may last for ever at no cost."""
 
 
 def verb(*, changes: bool, in_line: bool) -> Callable[[_Method], _Method]:
@@ -63,8 +63,8 @@ class SessionService(Protocol):
     """The sessions of a keeper, or the connection to one."""
 
     def granted(self, recheck: Recheck) -> SessionService:
-        """The same for one call: as long as it has begun nothing, `recheck` is awaited after every wait, and what that
-        raises ends it."""
+        """The service for one call: as long as the call has begun nothing, `recheck` is awaited after every wait. An
+        error that it raises ends the call."""
         ...
 
     # ── Creation, pause, end ──
@@ -89,8 +89,8 @@ class SessionService(Protocol):
 
     @verb(changes=False, in_line=False)
     async def of_tenant(self, owner: Owner) -> Sequence[SessionInfo]:
-        """For people who look after them: the sessions of all agents of the owner's tenant, and of all tenants where
-        that is empty. Those that stopped within the last day come first."""
+        """For operators: the sessions of all agents of the owner's tenant, or of all tenants if the owner has none.
+        Sessions that stopped within the last day come first."""
         ...
 
     @verb(changes=False, in_line=False)
@@ -129,7 +129,7 @@ class SessionService(Protocol):
     async def run(
         self, owner: Owner, id: str, request: CellRequest, tell: Tell, shown: OnShown, recheck: Recheck = always
     ) -> StepReport:
-        """`recheck` is awaited when its turn has come, and raises where it may not begin any more."""
+        """`recheck` is awaited when the cell's turn has come, and raises if it may not begin any more."""
         ...
 
     @verb(changes=True, in_line=False)
@@ -137,8 +137,8 @@ class SessionService(Protocol):
 
     @verb(changes=True, in_line=True)
     async def end_context(self, owner: Owner, id: str, context: str, remove: bool) -> bool:
-        """End the interpreter of a context: its next cell has a fresh one. `remove`: forget the context, too. False:
-        there was nothing to end."""
+        """End the interpreter of a context: its next cell gets a fresh one. `remove`: forget the context, too. Returns
+        False if there was nothing to end."""
         ...
 
     @verb(changes=True, in_line=True)
@@ -156,9 +156,10 @@ class SessionService(Protocol):
 
     @verb(changes=False, in_line=False)
     def substitution_requests(self, owner: Owner, broker_id: str) -> AsyncIterator[SubstitutionRequest]:
-        """The requests of sessions for secrets, for a broker that has them, as long as it listens.
+        """The requests of sessions for secrets, sent to the broker that has these, as long as it listens.
 
-        `broker` is a secret name of its own. It is registered once the first request, which is empty, has come.
+        `broker_id` is a secret that the broker chose. The broker is registered once the first request, an empty one,
+        has come.
         """
         ...
 
@@ -171,7 +172,7 @@ class SessionService(Protocol):
     async def answer_substitution(
         self, owner: Owner, broker_id: str, number: int, answer: SubstitutionReply | SubstitutionDenial
     ) -> None:
-        """The answer to a request. It is dropped where the request is gone."""
+        """Answer a request. The answer is dropped if the request has ended."""
         ...
 
     # ── Background processes ──
@@ -191,7 +192,7 @@ class SessionService(Protocol):
 
     @verb(changes=False, in_line=False)
     async def follow(self, owner: Owner, id: str, process: int, offsets: tuple[int, int], tell: Tell) -> ProcessState:
-        """Hand on what it wrote from these offsets of stdout and stderr on, and what it writes, until it exits."""
+        """Pass on its output, from these offsets of stdout and stderr on, until it exits."""
         ...
 
     @verb(changes=False, in_line=False)

@@ -229,7 +229,9 @@ class Session:
         try:
             # Descriptors of our own: a box that dies closes its own, and we still keep what it wrote.
             on_host = tuple(mount.at for mount in self.spec.stay.mounts if mount.mode == "rw")
-            of_box = Workspace(box.disk, box.host_id, None, on_host, box.places, box.root, is_other=box.is_other)
+            of_box = Workspace(
+                box.disk, box.host_id, None, on_host, box.places, box.root, is_foreign_user=box.is_foreign_user
+            )
             self._workspace = of_box.again()
             self.mounts.hold(box)
         except (OSError, KeyError) as problem:
