@@ -15,7 +15,7 @@ from ringfence.core.errors import OutcomeUnknown, Refused, Unavailable, Upstream
 from ringfence.core.model import Json, Principal, ServerSpec, Status
 from ringfence.core.ports import UpstreamRequest
 from ringfence.upstream import connection
-from ringfence.upstream.connection import ROOTS_CHANGED, Connection, Roots, first_roots, relayable
+from ringfence.upstream.connection import ROOTS_CHANGED, Connection, Roots, first_roots, relayed_capabilities
 from ringfence.upstream.link import AnswerUnusable, RpcError
 from tests.faking import OK, Client, Wire, definition, far_end
 
@@ -83,7 +83,7 @@ async def test_what_a_servers_box_sends_between_calls_is_told_once_with_the_next
         within.append(len((network or {})["allowed"]))
 
     made, _ = await opened(far_end(tools_call=send))
-    made.unasked = unasked
+    made.on_idle_network = unasked
     box.sent = 4  # while it started
     await made.request(asking(asked=asked))
     assert (between, within) == ([4], [1])
@@ -182,7 +182,7 @@ async def test_every_page_is_read() -> None:
 
 
 async def test_a_listing_that_never_ends_is_given_up() -> None:
-    with pytest.raises(Unavailable, match="never ends"):
+    with pytest.raises(Unavailable, match="has more than 100 pages"):
         await opened(far_end(tools_list={"tools": [], "nextCursor": "again"}))
 
 
@@ -193,7 +193,7 @@ async def test_a_listing_of_long_pages_is_given_up_before_it_fills_the_memory() 
         pages.append(params)
         return {"tools": [{"name": "t", "description": "x" * 5_000_000}], "nextCursor": "again"}
 
-    with pytest.raises(Unavailable, match="never ends"):
+    with pytest.raises(Unavailable, match="lists more than 16,000,000 bytes of tools"):
         await opened(far_end(tools_list=page))
     assert len(pages) == 4
 
@@ -420,7 +420,7 @@ async def test_a_server_that_samples_gets_nothing_of_the_others() -> None:
     made, _ = await opened(far_end(tools_call=call), spec)
     await made.request(asking(client))
     assert client.asked[0]["question"]["params"].keys() == {"messages", "_meta"}
-    assert relayable(spec, client.capabilities) == {"sampling": {"tools": {}}}
+    assert relayed_capabilities(spec, client.capabilities) == {"sampling": {"tools": {}}}
 
 
 async def test_while_a_person_thinks_the_servers_time_stands_still() -> None:
@@ -535,9 +535,12 @@ async def test_a_modern_server_asks_no_more_in_one_call_than_another(each: int, 
 
 
 def test_only_what_the_server_may_use_is_relayed() -> None:
-    assert relayable(ServerSpec("a"), EVERYTHING) == {"elicitation": {}, "roots": {}}
-    assert relayable(ServerSpec("a", sampling="ask", elicitation="deny"), EVERYTHING) == {"sampling": {}, "roots": {}}
-    assert relayable(ServerSpec("a"), {}) == {}
+    assert relayed_capabilities(ServerSpec("a"), EVERYTHING) == {"elicitation": {}, "roots": {}}
+    assert relayed_capabilities(ServerSpec("a", sampling="ask", elicitation="deny"), EVERYTHING) == {
+        "sampling": {},
+        "roots": {},
+    }
+    assert relayed_capabilities(ServerSpec("a"), {}) == {}
 
 
 # ── roots: what a client tells of its folders, for servers that ask for it outside of any call

@@ -86,10 +86,10 @@ def test_what_is_spent_within_the_burst_waits_for_nothing() -> None:
 
 def test_more_questions_than_can_be_thought_about_are_not_taken() -> None:
     intake = Intake()
-    assert [intake.asked(number) for number in range(MAX_ANSWERS + 5)] == [True] * MAX_ANSWERS + [False] * 5
-    assert not intake.asked(0), "nor one of an id that is still owed an answer"
+    assert [intake.admit_request(number) for number in range(MAX_ANSWERS + 5)] == [True] * MAX_ANSWERS + [False] * 5
+    assert not intake.admit_request(0), "nor one of an id that is still owed an answer"
     intake.answered(0)
-    assert intake.asked("another")
+    assert intake.admit_request("another")
 
 
 async def test_questions_that_wait_for_people_are_bounded() -> None:
@@ -101,7 +101,7 @@ async def test_questions_that_wait_for_people_are_bounded() -> None:
         return {"yes": 1}
 
     async def ask() -> None:
-        answers.append(await intake.thought(think, "elicitation/create", {}))
+        answers.append(await intake.answer_to(think, "elicitation/create", {}))
         if len(answers) == 3:
             done.set()
 
@@ -121,7 +121,7 @@ async def test_a_client_that_takes_nothing_is_told_no_more() -> None:
     exchange = InFlight(ask=nothing, tell=slow)
     async with anyio.create_task_group() as group:
         for number in range(MAX_TOLD + 20):
-            group.start_soon(exchange.hear, "notifications/progress", {"progress": number})
+            group.start_soon(exchange.notify, "notifications/progress", {"progress": number})
         await anyio.wait_all_tasks_blocked()
         open_door.set()
     assert len(taken) == MAX_TOLD

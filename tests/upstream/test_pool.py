@@ -74,13 +74,13 @@ async def test_what_a_server_sent_since_its_last_call_is_told_when_it_ends(monke
         told.append((spec.name, principal.key, network))
 
     async with yard(monkeypatch) as made:
-        made.pool._unasked = unasked
+        made.pool._on_idle_network = unasked
         await made.call("a")
         await made.call("b")
         sent = {"allowed": [{"host": "a.example", "port": 443, "count": 1}]}
         for held in made.pool._held.values():
             if held.principal.agent == "b":
-                held.connection._untold = lambda: sent
+                held.connection._idle_network = lambda: sent
     assert told == [("desk", "local/b", sent)]
 
 
@@ -469,7 +469,7 @@ async def test_what_is_said_in_a_call_and_is_no_part_of_it_is_an_event(monkeypat
     async def call(params: Json, exchange: Any) -> Json:
         made.wires[0].answer = far_end(tools=[{"name": "new", "inputSchema": {}}])
         for method in ("tools/list_changed", "resources/updated", "progress"):
-            await exchange.hear(f"notifications/{method}", {})
+            await exchange.notify(f"notifications/{method}", {})
         return OK
 
     async with yard(monkeypatch) as made:

@@ -30,6 +30,20 @@ from tests.faking import chunked
 
 pytestmark = pytest.mark.anyio
 
+
+def test_two_requests_that_look_the_same_are_two() -> None:
+    async def ask(method: str, params: Json) -> Json:
+        return {}
+
+    async def tell(method: str, params: Json) -> None:
+        return None
+
+    first, second = InFlight(ask, tell), InFlight(ask, tell)
+    under_way = [first, second]
+    under_way.remove(second)  # as a link does when a request has ended
+    assert under_way[0] is first
+
+
 # ── Lines ──
 
 lines_of_bytes = st.lists(st.binary(max_size=30).map(lambda line: line.replace(b"\n", b"")), max_size=8)

@@ -118,7 +118,7 @@ class App:
             self._on_event,
             starting=self._starting,
             changed=self._lists_changed,
-            unasked=self._unasked,
+            on_idle_network=self._on_idle_network,
             circuit=self._circuit,
             clean=lambda text: self._guard.message(text),
         )
@@ -316,7 +316,7 @@ class App:
     async def _circuit(self, server: str, principal: Principal, change: Json) -> None:
         await self.pipeline.server_circuit(server, principal, change)
 
-    async def _unasked(self, spec: ServerSpec, principal: Principal, network: Json) -> None:
+    async def _on_idle_network(self, spec: ServerSpec, principal: Principal, network: Json) -> None:
         await self.pipeline.server_network(spec, principal, network)
 
     # ── boxes ─────────────────────────────────────────────────────────────────────────────────────
@@ -571,7 +571,7 @@ class App:
                 await self.pins.learn(server, shown)
         await self._enforce()
 
-    # ── what servers say unasked ──────────────────────────────────────────────────────────────────
+    # ── what servers send by themselves ───────────────────────────────────────────────────────────
 
     async def _on_event(self, server: str, principal: Principal, method: str, params: Json) -> None:
         if method in (

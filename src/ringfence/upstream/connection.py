@@ -1,8 +1,8 @@
-"""One principal's connection to one server: the revision it speaks, what it offers, and the questions it may ask.
+"""One principal's connection to one server: the revision that the server speaks, what it offers, and its questions.
 
-Two revisions meet here. A server of the handshake era asks its questions as requests in the middle of a call; a
-server of 2026-07-28 answers `input_required` and waits to be asked again. To everyone above both look the same:
-questions put to the call's channel.
+Two kinds of revisions meet here. A server of the older kind, which begins with a handshake, asks its questions as
+requests during a call; a server of 2026-07-28 answers `input_required`, and the call is sent again with the answers.
+The layers above see the same in both cases: questions on the call's channel.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _MAX_ROUNDS = 20
 _MAX_QUESTIONS = 100
 _MAX_LISTING_BYTES = 2 * MAX_MESSAGE_BYTES
 MAX_DEFINITIONS = 1_000
-"""Tools, and prompts, that one server may list: ten times what a model can choose from."""
+"""How many tools, and how many prompts, one server may list: ten times as many as a model can choose from."""
 _MAX_LISTED = 10_000
-"""Resources, and their templates: a client reads them as one list, and each of its entries is checked."""
+"""How many resources, and how many templates, it may list: clients read them as one list, whose entries are checked."""
 _MAX_LENGTHS = {
     "tools": MAX_DEFINITIONS,
     "prompts": MAX_DEFINITIONS,
@@ -57,11 +57,11 @@ _METHOD_NOT_FOUND = -32601
 _UNSUPPORTED_VERSION = -32022
 _MISSING_CAPABILITY = -32021
 _VISIT_URL = -32042
-_LONGEST = 2000
-_WEB = re.compile(r"https?://[A-Za-z0-9.:\[\]_~-]+(?:[/?#][\x21-\x7e]*)?", re.IGNORECASE)
-"""No name of a user before the host: it is read as the host."""
+_MAX_TEXT = 2000
+_WEB_URL = re.compile(r"https?://[A-Za-z0-9.:\[\]_~-]+(?:[/?#][\x21-\x7e]*)?", re.IGNORECASE)
+"""A URL that a browser opens, without a user name before the host: people would take that for the host."""
 _CAPABILITY = {"elicitation/create": "elicitation", "sampling/createMessage": "sampling", "roots/list": "roots"}
-_ASKED: Mapping[str, frozenset[str]] = {
+_RELAYED_KEYS: Mapping[str, frozenset[str]] = {
     "elicitation/create": frozenset({"mode", "message", "requestedSchema", "url", "elicitationId"}),
     "sampling/createMessage": frozenset(
         {"messages", "modelPreferences", "systemPrompt", "temperature", "maxTokens", "stopSequences", "metadata"}
@@ -69,9 +69,9 @@ _ASKED: Mapping[str, frozenset[str]] = {
     ),
     "roots/list": frozenset(),
 }
-"""What goes on of a question. Not `includeContext`: to the client all servers are one, and each would get the others'
-context; nor keys that the protocol does not have, which a client may take for what it likes."""
-_DEFINED: tuple[tuple[Literal["tool", "prompt"], str, str], ...] = (
+"""The keys of a server's question that are relayed. Not `includeContext`: to the client all servers are one, so each
+would get the context of the others. Nor keys that the protocol does not have, which a client may interpret freely."""
+_DEFINITION_LISTS: tuple[tuple[Literal["tool", "prompt"], str, str], ...] = (
     ("tool", "tools/list", "tools"),
     ("prompt", "prompts/list", "prompts"),
 )
@@ -82,13 +82,12 @@ ROOTS_CHANGED = "notifications/roots/list_changed"
 _ASK_SECONDS = 10.0
 _HEAR_SECONDS = 1.0
 _SETTLE_SECONDS = 0.05
-"""A server looks at the folders before it goes by them, and does not say when it has."""
+"""A server works with the folders only once it has read them, and does not say when it has."""
 
-Events = Callable[[str, Json], Awaitable[None]]
+OnNotification = Callable[[str, Json], Awaitable[None]]
+"""Gets the method and the parameters of a server's notification."""
 Consent = Callable[[UpstreamRequest, str, Json], Awaitable[bool]]
-
-
-"""Whether a person agrees that this server asks this of the client (`sampling: ask`)."""
+"""Asks a person whether this server may ask this of the client (`sampling: ask`)."""
 
 
 class Connection:
@@ -100,21 +99,22 @@ class Connection:
         self.server_capabilities: Json = {}
         self.definitions: dict[tuple[str, str], Definition] = {}
         self.listed_bytes = 0
-        """Of all lists that were read since `refresh` began; one that is too long counts as the longest."""
+        """The size of all lists that were read since `refresh` began. One that is too long counts as the longest."""
         self._floods = floods or Floods()
         self.link = link
-        link.unowned = self._unowned
+        link.unowned = self._answer_outside_calls
         self.roots = Roots()
-        """Of the client that this connection is for."""
-        self.aside: Events = _nowhere
-        """Gets what the server says in the course of a call that is no part of it."""
-        self.unasked: Callable[[Json], Awaitable[None]] = _unnoticed
-        """Gets what the server's box asked of the network while no call was under way that could tell of it."""
-        self._untold: Callable[[], Json | None] | None = None
-        """The meter of that, from the end of the last call; None until the first begins: then since the start."""
+        """The folders of the client that this connection is for."""
+        self.on_notification: OnNotification = _discard_notification
+        """Gets notifications that arrive during a call and do not belong to it."""
+        self.on_idle_network: Callable[[Json], Awaitable[None]] = _discard_network
+        """Gets the network requests that the server's box made while no call ran."""
+        self._idle_network: Callable[[], Json | None] | None = None
+        """Measures those requests since the end of the last call. None until the first call: then they are measured
+        since the start of the server."""
         self._calls = 0
-        """How many are under way."""
-        self._running: list[_Running] = []
+        """How many calls run."""
+        self._running: list[_RunningCall] = []
         self._consent = consent
         self._client_capabilities: Json = {}
         self._header_maps: dict[str, dict[tuple[str, ...], str]] = {}
@@ -125,10 +125,10 @@ class Connection:
 
     # ── beginning ─────────────────────────────────────────────────────────────────────────────────
 
-    async def open(self, capabilities: Json, known_version: str | None, tell: Events) -> None:
+    async def open(self, capabilities: Json, known_version: str | None, tell: OnNotification) -> None:
         """Agree on a revision and read what the server offers."""
-        self._client_capabilities = relayable(self.spec, capabilities)
-        quiet = InFlight(ask=self._unowned, tell=tell)
+        self._client_capabilities = relayed_capabilities(self.spec, capabilities)
+        quiet = InFlight(ask=self._answer_outside_calls, tell=tell)
         if known_version in HANDSHAKES or not await self._discover(quiet):
             await self._initialize(quiet)
         await self.refresh(quiet)
@@ -157,11 +157,11 @@ class Connection:
             "capabilities": self._client_capabilities,
             "clientInfo": CLIENT_INFO,
         }
-        exchange.headers = {}  # the handshake itself is of no revision yet
+        exchange.headers = {}  # no revision is agreed on before the handshake
         try:
             result = await self.link.request("initialize", params, exchange)
         except RpcError as exc:
-            # A slow server that took the probe after we gave up on it is locked to the newer revision.
+            # A slow server that read the probe only after we gave up on it now insists on the newer revision.
             if exc.code == _UNSUPPORTED_VERSION and await self._discover(exchange):
                 return
             raise Unavailable("server_start", f"server {self.spec.name} refused to start: {exc.message}") from None
@@ -181,13 +181,13 @@ class Connection:
 
     async def refresh(self, exchange: InFlight | None = None) -> None:
         """Read the server's tools and prompts anew. Raises Unavailable where there are too many."""
-        quiet = exchange or InFlight(ask=self._unowned, tell=_nowhere)
+        quiet = exchange or InFlight(ask=self._answer_outside_calls, tell=_discard_notification)
         found: dict[tuple[str, str], Definition] = {}
         self.listed_bytes = 0
-        for kind, method, key in _DEFINED:
+        for kind, method, key in _DEFINITION_LISTS:
             if key in self.server_capabilities:
                 bodies = await self.list_all(method, key, quiet)
-                found |= await self._floods.aside(partial(self._defined, kind, bodies))
+                found |= await self._floods.in_thread(partial(self._defined, kind, bodies))
         self.definitions = found
 
     def _defined(self, kind: Literal["tool", "prompt"], bodies: list[Json]) -> dict[tuple[str, str], Definition]:
@@ -198,9 +198,9 @@ class Connection:
         }
 
     async def list_all(self, method: str, key: str, exchange: InFlight | None = None) -> list[Json]:
-        """Every page of a listing, which has a bound whatever it lists. Raises Unavailable."""
+        """All entries of a list, page by page. Raises Unavailable for a list that is too long."""
         most = _MAX_LENGTHS[key]
-        quiet = exchange or InFlight(ask=self._unowned, tell=_nowhere)
+        quiet = exchange or InFlight(ask=self._answer_outside_calls, tell=_discard_notification)
         out: list[Json] = []
         size = 0
         cursor: str | None = None
@@ -220,21 +220,25 @@ class Connection:
             items = items if isinstance(items, list) else []
             if len(out) + len(items) > most:
                 self.listed_bytes += _MAX_LISTING_BYTES
-                text = f"server {self.spec.name}: {method} lists more than {most:,} {key}, which is more than is taken"
+                text = (
+                    f"server {self.spec.name}: {method} lists more than {most:,} {key}, which is the most that is read"
+                )
                 raise Unavailable("server_listing", text)
-            size += await self._floods.aside(partial(_size, result))
+            size += await self._floods.in_thread(partial(_size, result))
             if size > _MAX_LISTING_BYTES:
-                break
+                self.listed_bytes += _MAX_LISTING_BYTES
+                text = f"server {self.spec.name}: {method} lists more than {_MAX_LISTING_BYTES:,} bytes of {key}"
+                raise Unavailable("server_listing", f"{text}, which is the most that is read")
             out.extend(item for item in items if isinstance(item, dict))
             cursor = result.get("nextCursor")
             if not isinstance(cursor, str):
                 self.listed_bytes += size
                 return out
         self.listed_bytes += _MAX_LISTING_BYTES
-        raise Unavailable("server_listing", f"server {self.spec.name}: {method} never ends")
+        raise Unavailable("server_listing", f"server {self.spec.name}: {method} has more than {_MAX_PAGES} pages")
 
     def check_pin(self, pinned: Definition | None) -> None:
-        """Raises Unavailable where the server offers something else than what was accepted."""
+        """Raise Unavailable unless the server still offers the definition that was accepted."""
         if pinned is None:
             return
         live = self.definitions.get((pinned.kind, pinned.name))
@@ -246,63 +250,63 @@ class Connection:
     # ── requests ──────────────────────────────────────────────────────────────────────────────────
 
     async def request(self, request: UpstreamRequest) -> Json:
-        """One governed request; raises what `ports.Upstreams.request` says."""
+        """Make one governed request. Raises what `ports.Upstreams.request` says."""
         before = self._between_calls()
-        asked = self.link.network_meter()
+        during = self.link.network_meter()
         self._calls += 1
         try:
             if before is not None:
-                await self.unasked(before)
-            return await self._requested(request)
+                await self.on_idle_network(before)
+            return await self._run_request(request)
         finally:
             self._calls -= 1
             if request.asked is not None:
-                request.asked(asked())
+                request.asked(during())
             if not self._calls:
-                self._untold = self.link.network_meter()
+                self._idle_network = self.link.network_meter()
 
     async def ended(self) -> None:
-        """Its server is gone: tell what its box asked of the network since the last call."""
+        """Called when the server is gone: report the network requests of its box since the last call."""
         if (found := self._between_calls()) is not None:
-            await self.unasked(found)
+            await self.on_idle_network(found)
 
     def _between_calls(self) -> Json | None:
-        """What its box asked of the network while no call was under way; None where it asked for nothing."""
+        """The network requests of the server's box since the last call; None if a call runs or there were none."""
         if self._calls:
             return None
-        found = self.link.network_since_start() if self._untold is None else self._untold()
+        found = self.link.network_since_start() if self._idle_network is None else self._idle_network()
         return found if found is not None and any(found.values()) else None
 
     @property
     def waiting_since(self) -> list[float]:
-        """Since when each of the calls has waited that wait for an answer of their client."""
+        """For each call that waits for an answer of its client: since when it does."""
         return [call.asked_at for call in self._running if call.asked_at is not None]
 
     def give_up(self) -> None:
-        """End the calls under way: others need the server. The connection is of no further use."""
+        """End the calls that run, since other clients need the server. The connection must not be used after this."""
         for call in self._running:
             call.gave_way = True
             call.clock.cancel()
 
-    async def _unowned(self, method: str, params: Json) -> Json:
-        """The server asks in no call's course."""
+    async def _answer_outside_calls(self, method: str, params: Json) -> Json:
+        """Answer a question of the server that belongs to no call: only that for the roots has an answer."""
         if method != ROOTS_METHOD:
             raise RpcError(_METHOD_NOT_FOUND, f"{method} belongs to no call in progress")
         return self.roots.answer()
 
-    async def _requested(self, request: UpstreamRequest) -> Json:
+    async def _run_request(self, request: UpstreamRequest) -> Json:
         await self.roots.settle(request, self._notify)
         with anyio.CancelScope(deadline=anyio.current_time() + request.timeout) as clock:
-            running = _Running(clock)
+            running = _RunningCall(clock)
             turns: list[anyio.Lock] = []  # made for the first question: most calls have none
-            counted = _Questions(self.spec.name)
+            counted = _QuestionCount(self.spec.name)
 
             async def asking(questions: Mapping[str, Json]) -> Mapping[str, Json]:
                 if not turns:
                     turns.append(anyio.Lock())
                 async with turns[0]:
                     left = clock.deadline - anyio.current_time()
-                    clock.deadline = float("inf")  # a person thinks; the server's time stands still
+                    clock.deadline = float("inf")  # the server's time stands still while a person thinks
                     running.asked_at = anyio.current_time()
                     try:
                         return await request.channel.ask(questions)
@@ -311,9 +315,9 @@ class Connection:
                         clock.deadline = anyio.current_time() + left
 
             async def ask(method: str, params: Json) -> Json:
-                if problem := counted.too_many(1):
+                if problem := counted.count(1):
                     raise RpcError(-32600, problem)
-                question = await self._permitted(request, method, params)
+                question = await self._question_for_client(request, method, params)
                 try:
                     answer = (await asking({"question": question})).get("question")
                 except Refused as exc:
@@ -323,9 +327,9 @@ class Connection:
                 return answer
 
             async def tell(method: str, params: Json) -> None:
-                await (request.channel.notify if method in SAID_IN_CALLS else self.aside)(method, params)
+                await (request.channel.notify if method in SAID_IN_CALLS else self.on_notification)(method, params)
 
-            exchange = InFlight(ask=ask, tell=tell, client=request.session, own=request.headers)
+            exchange = InFlight(ask=ask, tell=tell, client=request.session, own_headers=request.headers)
             self._running.append(running)
             try:
                 return await self._rounds(request, exchange, counted, asking)
@@ -346,11 +350,11 @@ class Connection:
         self,
         request: UpstreamRequest,
         exchange: InFlight,
-        counted: _Questions,
+        counted: _QuestionCount,
         asking: Callable[[Mapping[str, Json]], Awaitable[Mapping[str, Json]]],
     ) -> Json:
         sent = request.params
-        capabilities = relayable(self.spec, request.channel.capabilities)
+        capabilities = relayed_capabilities(self.spec, request.channel.capabilities)
         if self.modern and request.log_level is not None:
             sent = {**sent, "_meta": {**_mapping(sent.get("_meta")), _LOG_LEVEL: request.log_level}}
         params = sent
@@ -360,22 +364,24 @@ class Connection:
             except (Unavailable, Refused) as exc:
                 if not turn:
                     raise
-                # The server has had the request since the first round, whatever became of this one.
+                # The server has had the request since the first round, even if this round was not sent.
                 raise OutcomeUnknown(exc.reason_code, exc.message) from None
             if result.get("resultType") != "input_required":
-                return result  # the guard withholds what is not complete either
+                return result  # the guard withholds a result that is not `complete`
             wanted = _mapping(result.get("inputRequests"))
-            if problem := counted.too_many(len(wanted)):
+            if problem := counted.count(len(wanted)):
                 raise Refused(Status.FAILED, "too_many_rounds", problem)
             questions: dict[str, Json] = {}
             answers: dict[str, Json] = {}
             for key, item in wanted.items():
                 method = _mapping(item).get("method")
                 try:
-                    questions[key] = await self._permitted(request, str(method), _mapping(_mapping(item).get("params")))
+                    questions[key] = await self._question_for_client(
+                        request, str(method), _mapping(_mapping(item).get("params"))
+                    )
                 except RpcError as exc:
                     if method != "elicitation/create":
-                        # The server has the request, so that this cannot end as one that never ran.
+                        # Not VALIDATION_FAILURE: the server has had the request, so the call may have run.
                         raise Refused(Status.FAILED, "server_question", exc.message) from None
                     answers[key] = {"action": "decline"}
             if questions or not answers:
@@ -385,8 +391,9 @@ class Connection:
                 params["requestState"] = result["requestState"]
         raise Refused(Status.FAILED, "too_many_rounds", f"server {self.spec.name} asked more than {_MAX_ROUNDS} times")
 
-    async def _permitted(self, request: UpstreamRequest, method: str, params: Json) -> Json:
-        """The question as it goes to the client, labelled with the server's name, or an RpcError."""
+    async def _question_for_client(self, request: UpstreamRequest, method: str, params: Json) -> Json:
+        """The question as it is sent to the client, labelled with the server's name. Raises RpcError where the server
+        may not ask it."""
         capability = _CAPABILITY.get(method)
         if capability is None:
             raise RpcError(_METHOD_NOT_FOUND, f"{method} is not relayed")
@@ -399,7 +406,7 @@ class Connection:
             raise RpcError(-32600, f"no person approved sampling by server {self.spec.name}")
         if capability == "elicitation":
             _check_mode(params, _mapping(request.channel.capabilities["elicitation"]))
-        labelled = {name: value for name, value in params.items() if name in _ASKED[method]}
+        labelled = {name: value for name, value in params.items() if name in _RELAYED_KEYS[method]}
         own = {k: v for k, v in _mapping(params.get("_meta")).items() if not k.startswith("ringfence/")}
         labelled["_meta"] = {**own, "ringfence/server": self.spec.name}
         if capability == "elicitation":
@@ -416,7 +423,7 @@ class Connection:
             params, headers = self._envelope(method, params, capabilities, definition)
         else:
             headers = {"mcp-protocol-version": self.version} if self.version else {}
-        exchange.headers = {**headers, **exchange.own} if exchange.own else headers
+        exchange.headers = {**headers, **exchange.own_headers} if exchange.own_headers else headers
         return await self.link.request(method, params, exchange)
 
     def _envelope(
@@ -433,13 +440,13 @@ class Connection:
         if isinstance(named, str):
             headers["mcp-name"] = encode_header_value(named)
         if definition is not None:
-            repeated = self._repeated(definition)
+            repeated = self._header_arguments(definition)
             if repeated:
                 headers.update(mcp_param_headers(repeated, _mapping(params.get("arguments"))))
         return {**params, "_meta": meta}, headers
 
-    def _repeated(self, definition: Definition) -> dict[tuple[str, ...], str]:
-        """The arguments that a tool wants repeated as headers; worked out once per definition."""
+    def _header_arguments(self, definition: Definition) -> dict[tuple[str, ...], str]:
+        """The arguments that a tool wants to have repeated as headers; found once for each definition."""
         found = self._header_maps.get(definition.digest)
         if found is None:
             schema = definition.body.get("inputSchema")
@@ -450,57 +457,62 @@ class Connection:
     def _failure(self, exc: RpcError, capabilities: Json) -> Exception:
         reason = "answer_unusable" if isinstance(exc, AnswerUnusable) else "upstream_error"
         if exc.code == _VISIT_URL:
-            return self._visit(exc, capabilities)
+            return self._url_failure(exc, capabilities)
         if exc.code == _MISSING_CAPABILITY:
             missing = _mapping(_mapping(exc.data).get("requiredCapabilities"))
-            named: Json = {"requiredCapabilities": {name: {} for name in _ASPECTS if name in missing}}
+            named: Json = {"requiredCapabilities": {name: {} for name in _CAPABILITY_PARTS if name in missing}}
             return UpstreamFailed(reason, exc.code, exc.message, named)
         return UpstreamFailed(reason, exc.code, exc.message, exc.data)
 
-    def _visit(self, exc: RpcError, capabilities: Json) -> Exception:
-        """The server wants its user to visit a URL first, which is a question like any other."""
+    def _url_failure(self, exc: RpcError, capabilities: Json) -> Exception:
+        """The error of a server that wants its user to visit a URL first. Such a question needs the same permission as
+        any other."""
         denied = self.spec.elicitation == "deny" or "url" not in _mapping(capabilities.get("elicitation"))
         asked = _mapping(exc.data).get("elicitations")
-        shown = [] if denied or not isinstance(asked, list) else [found for found in map(self._url, asked) if found]
+        shown = (
+            []
+            if denied or not isinstance(asked, list)
+            else [found for found in map(self._url_question, asked) if found]
+        )
         if not shown:
             why = "that is denied for it" if self.spec.elicitation == "deny" else "it cannot be asked of the client"
             text = f"server {self.spec.name} wants a URL to be visited first, and {why}"
             return Refused(Status.FAILED, "server_question", text)
         return UpstreamFailed("upstream_error", exc.code, exc.message, {"elicitations": shown})
 
-    def _url(self, entry: Any) -> Json | None:
-        """One URL to visit, in our own words."""
+    def _url_question(self, entry: Any) -> Json | None:
+        """One URL to visit, composed anew of the keys that we know; None where it is not valid."""
         entry = _mapping(entry)
         ident = entry.get("elicitationId")
         message = entry.get("message")
         if entry.get("mode") != "url" or not _is_web(entry.get("url")):
             return None
-        if not isinstance(ident, str) or len(ident) > _LONGEST:  # a part of an id stands for nothing
+        if not isinstance(ident, str) or len(ident) > _MAX_TEXT:  # an id must not be cut
             return None
         text = f"[{self.spec.name}] {message if isinstance(message, str) else ''}"
         return {"mode": "url", "url": entry["url"], "elicitationId": ident, "message": text}
 
-    # ── what the server watches for us ────────────────────────────────────────────────────────────
+    # ── subscriptions ────────────────────────────────────────────────────────────
 
-    async def listen(self, uris: frozenset[str], tell: Events) -> None:
-        """2026-07-28: hold one subscription stream open until cancelled."""
+    async def listen(self, uris: frozenset[str], tell: OnNotification) -> None:
+        """Hold one subscription stream open until cancelled (2026-07-28)."""
         wanted: Json = {"toolsListChanged": True, "promptsListChanged": True, "resourcesListChanged": True}
         if uris:
             wanted["resourceSubscriptions"] = sorted(uris)
-        exchange = InFlight(ask=self._unowned, tell=tell)
+        exchange = InFlight(ask=self._answer_outside_calls, tell=tell)
         try:
             await self._send("subscriptions/listen", {"notifications": wanted}, exchange, {}, None)
         except RpcError as exc:
             log.debug("server %s offers no subscriptions: %s", self.spec.name, exc.message)
 
 
-_ASPECTS = {"elicitation": ("form", "url"), "sampling": ("tools",), "roots": ()}
+_CAPABILITY_PARTS = {"elicitation": ("form", "url"), "sampling": ("tools",), "roots": ()}
 
 
-def relayable(spec: ServerSpec, capabilities: Json) -> Json:
-    """Those of the client's capabilities that this server may use, in our own words."""
+def relayed_capabilities(spec: ServerSpec, capabilities: Json) -> Json:
+    """The capabilities of the client that this server may use, composed anew of the keys that we know."""
     out: Json = {}
-    for name, aspects in _ASPECTS.items():
+    for name, aspects in _CAPABILITY_PARTS.items():
         own = capabilities.get(name)
         if isinstance(own, dict):
             out[name] = {aspect: {} for aspect in aspects if isinstance(own.get(aspect), dict)}
@@ -514,7 +526,7 @@ def relayable(spec: ServerSpec, capabilities: Json) -> Json:
 
 
 def _check_mode(params: Json, declared: Json) -> None:
-    """Whether a question has a form that the client can show. Raises RpcError."""
+    """Raise RpcError unless the client can show this kind of question."""
     mode = params.get("mode", "form")
     if mode not in ("form", "url"):
         raise RpcError(-32602, "a question is a form, or a URL to visit")
@@ -526,7 +538,7 @@ def _check_mode(params: Json, declared: Json) -> None:
 
 def _is_web(url: Any) -> bool:
     """Whether a browser would visit it, and a person can read it."""
-    return isinstance(url, str) and len(url) <= _LONGEST and _WEB.fullmatch(url) is not None
+    return isinstance(url, str) and len(url) <= _MAX_TEXT and _WEB_URL.fullmatch(url) is not None
 
 
 def _size(result: Json) -> int:
@@ -537,24 +549,24 @@ def _mapping(value: Any) -> Json:
     return value if isinstance(value, dict) else {}
 
 
-async def _nowhere(method: str, params: Json) -> None:
+async def _discard_notification(method: str, params: Json) -> None:
     return None
 
 
-async def _unnoticed(network: Json) -> None:
+async def _discard_network(network: Json) -> None:
     return None
 
 
 # ── Roots ─────────────────────────────────────────────────────────────────────────────────────────
 #
 # The folders that a client says it works on, for servers that ask for them outside of any call. They are passed on as
-# the client tells them, and are no boundary: what a server can reach is what its box shows it. A client can only be
-# asked while a call of its own runs, so it is asked when a connection is opened for it, and again with the first call
-# after it said that they changed.
+# the client states them, and are no boundary: a server can reach only what its box has. A client can be asked only
+# while a call of its own runs, so it is asked when a connection is opened for it, and again in its first call after it
+# said that they changed.
 
 
 async def ask_roots(request: UpstreamRequest) -> Json | None:
-    """What the client of a call tells; None where it does not."""
+    """The roots that the client of a call states; None where it does not answer."""
     question: Json = {"method": ROOTS_METHOD, "params": {"_meta": {"ringfence/server": request.server}}}
     with anyio.move_on_after(_ASK_SECONDS):
         try:
@@ -571,8 +583,8 @@ async def first_roots(request: UpstreamRequest, capabilities: Json) -> Roots:
 
 
 @dataclass(slots=True, eq=False)
-class _Running:
-    """A call under way."""
+class _RunningCall:
+    """A call that runs."""
 
     clock: anyio.CancelScope
     asked_at: float | None = None
@@ -580,16 +592,16 @@ class _Running:
     gave_way: bool = False
 
 
-class _Questions:
-    """Those of one call, in whatever way the server asks. While one waits for its answer the call's clock stands still,
-    so a server that asked without end would have no deadline."""
+class _QuestionCount:
+    """Counts the server's questions in one call. While one waits for its answer the call's clock stands still, so a
+    server that asked without end would never meet its deadline."""
 
     def __init__(self, server: str) -> None:
         self._server = server
         self._left = _MAX_QUESTIONS
 
-    def too_many(self, more: int) -> str | None:
-        """Count so many more; what is wrong if the call has had too many."""
+    def count(self, more: int) -> str | None:
+        """Count so many more. Returns what is wrong once there are too many, else None."""
         self._left -= more
         return f"{self._server} asked more than {_MAX_QUESTIONS} times in one call" if self._left < 0 else None
 

@@ -54,7 +54,7 @@ _TURNED_AWAY = (400, 401, 403, 404, 405, 406, 413, 415, 421, 429, 503)
 _REOPEN_SECONDS = 1.0
 _MIN_REOPEN = 0.1
 _MAX_REOPEN = 30.0
-_ASIDE_SECONDS = 10.0
+_NOTIFY_SECONDS = 10.0
 _CONNECT_SECONDS = 10.0
 _PIECE_BYTES = 4096
 _CHEAP = 50.0
@@ -257,14 +257,14 @@ class HttpLink:
                 value = await self._parsed(data)
                 if "method" not in value:
                     return _result(value, ident)
-                await self._inbound(value, data, exchange.ask, exchange.hear)
+                await self._inbound(value, data, exchange.ask, exchange.notify)
         except aiohttp.ClientPayloadError:
             if place.last is None:
                 raise
         return None
 
     async def _parsed(self, body: bytes) -> Json:
-        return _parse(body) if len(body) < LONG_BYTES else await self._intake.floods.aside(lambda: _parse(body))
+        return _parse(body) if len(body) < LONG_BYTES else await self._intake.floods.in_thread(lambda: _parse(body))
 
     async def _inbound(
         self, value: Json, data: bytes, ask: Callable[[str, Json], Awaitable[Json]] | None, tell: Tell
@@ -280,7 +280,7 @@ class HttpLink:
                 await tell(method, params)
             return
         await self._intake.question(data)
-        if self._group is not None and self._intake.asked(turn := object()):
+        if self._group is not None and self._intake.admit_request(turn := object()):
             # Answered aside, so that the stream is read on while a person thinks.
             self._group.start_soon(self._answer, turn, value["id"], method, params, ask)
 
@@ -289,7 +289,7 @@ class HttpLink:
     ) -> None:
         try:
             reply = await self._reply(method, params, ask or self.unowned)
-            await self._send_aside({"jsonrpc": "2.0", "id": ident, **reply}, self._version_header())
+            await self._send_unanswered({"jsonrpc": "2.0", "id": ident, **reply}, self._version_header())
         finally:
             self._intake.answered(turn)
 
@@ -299,7 +299,7 @@ class HttpLink:
                 return {"result": {}}
             if ask is None:
                 return {"error": {"code": -32601, "message": f"{method} belongs to no call in progress"}}
-            answer = await self._intake.thought(ask, method, params)
+            answer = await self._intake.answer_to(ask, method, params)
             if answer is None:
                 text = f"{method}: {MAX_QUESTIONS} questions of this server wait already"
                 return {"error": {"code": -32600, "message": text}}
@@ -336,17 +336,17 @@ class HttpLink:
         message: Json = {"jsonrpc": "2.0", "method": method}
         if params is not None:
             message["params"] = params
-        await self._send_aside(message, headers or self._version_header())
+        await self._send_unanswered(message, headers or self._version_header())
         if method == "notifications/initialized" and self._session is not None and self._group is not None:
             self._group.start_soon(self._listen)
 
-    async def _send_aside(self, message: Json, headers: Mapping[str, str]) -> None:
+    async def _send_unanswered(self, message: Json, headers: Mapping[str, str]) -> None:
         if self._client is None:
             return
         body = canonical.message(message)
         try:
             carried = await self._headers(headers)
-            with anyio.fail_after(_ASIDE_SECONDS):  # a server that takes nothing must not hold our sockets
+            with anyio.fail_after(_NOTIFY_SECONDS):  # a server that takes nothing must not hold our sockets
                 async with self._client.post(self._url, data=body, headers=carried, allow_redirects=False):
                     pass
         except (aiohttp.ClientError, TimeoutError, Unavailable) as exc:

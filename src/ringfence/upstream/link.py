@@ -1,4 +1,4 @@
-"""What every way of reaching a server offers, and the errors it may end with."""
+"""What every link to a server offers, and the errors of its requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ringfence.core.record import dataclass
 from ringfence.upstream.pacing import MAX_TOLD
 
 MODERN = "2026-07-28"
-"""The stateless revision: no handshake, an envelope in every request."""
+"""The stateless revision: it has no handshake, and an envelope in every request."""
 
 HANDSHAKE = "2025-11-25"
 """The newest revision that begins with `initialize`."""
@@ -21,20 +21,21 @@ HANDSHAKE = "2025-11-25"
 HANDSHAKES = ("2024-11-05", "2025-03-26", "2025-06-18", HANDSHAKE)
 
 MAX_MESSAGE_BYTES = 8_000_000
-"""Longest single message taken from a server; a longer one fails the call it answers and nothing else."""
+"""The longest message that is read from a server. A longer one fails the call that it answers, and nothing else."""
 
 MAX_MESSAGE_VALUES = 200_000
-"""Most values in such a message: what it costs to read goes by these, not by its bytes."""
+"""The most values in such a message: the time to read it depends on these, not on its bytes."""
 
 REMOTE: Json = {"backend": "remote", "level": "none", "protections": {}}
-"""The `isolation` fact of what runs elsewhere."""
+"""The `isolation` fact of a server that runs elsewhere."""
 
 _UNUSABLE = -32001
-"""What a client is told as the code of an answer that cannot be used."""
+"""The error code that a client gets for an answer that cannot be used."""
 
 
 def read_message(data: bytes) -> Any:
-    """The JSON that a server sent. Raises NotCanonical, also where reading it would hold up everybody else."""
+    """Parse the JSON that a server sent. Raises NotCanonical, also for a message so large that it would hold up all
+    other calls."""
     if canonical.has_more_values(data, MAX_MESSAGE_VALUES):
         raise canonical.TooMuch(f"more than {MAX_MESSAGE_VALUES} values")
     return canonical.loads(data)
@@ -51,61 +52,63 @@ class RpcError(RingfenceError):
 
 
 class AnswerUnusable(RpcError):
-    """An answer came and cannot be used: too long, not strict JSON. Known by its type: a server sends any code."""
+    """An answer that cannot be used, since it is too long or not strict JSON. It is known by its type: a server may
+    send any error code."""
 
     def __init__(self, message: str) -> None:
         super().__init__(_UNUSABLE, message)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class InFlight:
-    """One request of ours in flight, and whom the server reaches meanwhile."""
+    """One request of ours in flight, and who gets the server's questions and notifications meanwhile."""
 
     ask: Callable[[str, Json], Awaitable[Json]]
     """The server asks something (elicitation, sampling, roots) in the course of this request."""
     tell: Callable[[str, Json], Awaitable[None]]
     """The server tells something (progress, a log line) in the course of this request."""
     client: object = None
-    """Whose request it is; two exchanges of one client may be confused without harm."""
+    """Whose request it is. Messages to two requests of one client may be confused without harm."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    own: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Headers of this request, whatever the protocol adds."""
-    telling: int = 0
-    """Notifications that were not taken yet."""
+    """The headers that the protocol adds."""
+    own_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Further headers of this request; they may have credentials."""
+    untaken: int = 0
+    """How many notifications the client has not taken yet."""
 
-    async def hear(self, method: str, params: Json) -> None:
-        """Tell, unless the client takes nothing: what a server says must not pile up for a client that is slow."""
-        if self.telling >= MAX_TOLD:
+    async def notify(self, method: str, params: Json) -> None:
+        """Pass on a notification. It is dropped if the client has many to take yet: they must not pile up."""
+        if self.untaken >= MAX_TOLD:
             return
-        self.telling += 1
+        self.untaken += 1
         try:
             await self.tell(method, params)
         finally:
-            self.telling -= 1
+            self.untaken -= 1
 
 
 class ServerLink(Protocol):
-    """A channel to one server process or endpoint, before any MCP meaning."""
+    """The connection to one server process or endpoint. It knows JSON-RPC, and nothing of MCP."""
 
     unowned: Callable[[str, Json], Awaitable[Json]] | None
-    """Answers what the server asks in no request's course."""
+    """Answers the questions of the server that belong to no request of ours."""
 
     @property
     def isolation(self) -> Json | None:
-        """The fact, of what really serves; None until that is known."""
+        """The `isolation` fact of the server that runs; None until that is known."""
         ...
 
     def network_meter(self) -> Callable[[], Json | None]:
-        """From now on: what the server asks of the network; None where that is not known."""
+        """A function that returns the network requests of the server since this call; None where they are not known."""
         ...
 
     def network_since_start(self) -> Json | None:
-        """The same for all of its time, from before its program began."""
+        """The network requests of the server since before its program began."""
         ...
 
     @property
     def ending(self) -> str:
-        """Why it is over, and what the server seems to have lacked, where that is known; for those who called it."""
+        """Why the server ended, and what it seems to have lacked, where that is known; for callers."""
         ...
 
     @property
@@ -115,18 +118,18 @@ class ServerLink(Protocol):
 
     @property
     def last_words(self) -> tuple[str, ...]:
-        """The last lines of its standard error, once it is over."""
+        """The last lines of its standard error, once it has ended."""
         ...
 
     async def request(self, method: str, params: Json, exchange: InFlight) -> Json:
-        """Send and wait. Raises RpcError, AnswerUnusable, Unavailable (nothing was sent) or OutcomeUnknown (no message
-        came back). Which of them it is, the link knows by itself: no code that a server sends stands for another."""
+        """Send and wait. Raises RpcError, AnswerUnusable, Unavailable (nothing was sent) or OutcomeUnknown (no answer
+        came back). The link decides which by what it observed, never by an error code that the server sent."""
         ...
 
     async def notify(self, method: str, params: Json | None, headers: Mapping[str, str] | None = None) -> None:
-        """Send without an answer; never raises."""
+        """Send without waiting for an answer. Never raises."""
         ...
 
     async def run(self, ready: Callable[[], object], tell: Callable[[str, Json], Awaitable[None]]) -> None:
-        """Keep the channel until it ends or is cancelled. `tell` gets what belongs to no exchange."""
+        """Run the link until it ends or is cancelled. `tell` gets the notifications that belong to no request."""
         ...

@@ -1,9 +1,9 @@
-"""How much of what a server says unasked is taken: the one discipline of every link, pipes or HTTP.
+"""Limits on what a server sends by itself, for every link, over pipes or HTTP.
 
-An answer to a request of ours is taken as it comes, for each request has only one. Everything else has a price, in
-units: a notification, a question, bytes and lines that turn out to be nothing. Once a link has spent its burst it reads
-no further until the time has come, so the server waits in its own socket or pipe. Links that flood at the same time
-share one allowance: a hundred floods cost the gateway no more than one.
+An answer to a request of ours is free, since each request has only one. Everything else has a price, in units: a
+notification, a question, bytes and lines that turn out to be useless. A link that has spent its burst reads no further
+until it has earned units again, so the server has to wait in its own socket or pipe. Links that flood us at the same
+time share one allowance: a hundred of them cost the gateway no more than one.
 """
 
 from __future__ import annotations
@@ -35,18 +35,19 @@ _REREADS_PER_SECOND = 0.1
 _BYTES_PER_REREAD = 50_000
 _DEAREST_REREAD = 60.0
 LONG_BYTES = 100_000
-"""From this length on a message is parsed beside the loop."""
+"""Bytes. A message of this length or more is parsed in a thread."""
 PIECE_BYTES = 16_384
-"""A chunk is looked at in pieces of this size: one of empty lines alone takes a while."""
+"""A chunk is processed in pieces of this size: one that has only empty lines takes a while."""
 
 MAX_QUESTIONS = 32
-"""Questions of one link that people or clients think about at a time; the next one is refused."""
+"""The questions of one link that people or clients may have before them at a time; the next one is refused."""
 MAX_ANSWERS = 64
-"""Requests of a server that are not answered yet, pings included: one that asks on and takes no answers is ignored."""
+"""The requests of a server, pings included, that may wait for an answer. Further ones of a server that sends requests
+and reads no answers are ignored."""
 MAX_VALUES_TOLD = 20_000
-"""Values of one notification; one with more is dropped, for whoever hears it reads all of them again."""
+"""The most values in one notification. One with more is dropped, since every client reads all of them again."""
 MAX_TOLD = 64
-"""Notifications on their way to one client that does not take them; what comes then is dropped."""
+"""The notifications that may wait for one client to take them; further ones are dropped."""
 
 
 class Floods:
@@ -56,15 +57,15 @@ class Floods:
         self.count = 0
         self._long = anyio.CapacityLimiter(2)
 
-    async def aside(self, work: Callable[[], T]) -> T:
-        """Do work on something long beside the loop, where it would hold up every other call; few at a time."""
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Do long work in a thread, few at a time: on the event loop it would hold up every other call."""
         return await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._long)
 
 
 class Rereads:
-    """When the changed lists of one connection may be read again: soon, unless that was done much lately.
+    """When the changed lists of one connection may be read again: soon, unless that was done often lately.
 
-    What a reading costs grows with the list, not with the time that it took: a slow machine is no busy server.
+    The price of a reading depends on the size of the list, not on the time that it took: the machine may be slow.
     """
 
     def __init__(self) -> None:
@@ -119,13 +120,13 @@ def _weight(data: bytes) -> float:
 
 
 class Intake:
-    """What one link has taken lately, and what it was asked."""
+    """The pace of one link, and the requests of its server that wait for an answer."""
 
     def __init__(self, floods: Floods | None = None) -> None:
         self.floods = floods or Floods()
         self._pace = LinkBudget(self.floods)
         self._unanswered: set[Hashable] = set()
-        self._thinking = 0
+        self._asking = 0
 
     # ── the pace ──────────────────────────────────────────────────────────────────────────────────
 
@@ -136,7 +137,7 @@ class Intake:
         await self._spend(_QUESTION + _weight(data))
 
     async def reading(self, piece: bytes, wasted: int) -> None:
-        """Whatever else is in it: its lines were looked for, and `wasted` bytes were for nothing."""
+        """The price of searching a piece for lines, and of `wasted` bytes that were thrown away."""
         await self._spend(piece.count(b"\n") / _LINES_PER_UNIT + wasted / _WASTED_BYTES_PER_UNIT)
 
     async def _spend(self, units: float) -> None:
@@ -151,8 +152,8 @@ class Intake:
 
     # ── questions ─────────────────────────────────────────────────────────────────────────────────
 
-    def asked(self, ident: Hashable) -> bool:
-        """Whether this request of the server is taken at all; `answered` must follow."""
+    def admit_request(self, ident: Hashable) -> bool:
+        """Note a request of the server, unless too many wait; False: ignore it. `answered` must follow a True."""
         if ident in self._unanswered or len(self._unanswered) >= MAX_ANSWERS:
             return False
         self._unanswered.add(ident)
@@ -161,12 +162,12 @@ class Intake:
     def answered(self, ident: Hashable) -> None:
         self._unanswered.discard(ident)
 
-    async def thought(self, ask: Callable[[str, Json], Awaitable[Json]], method: str, params: Json) -> Json | None:
-        """The answer to a question that a person or client must give; None where too many are being thought about."""
-        if self._thinking >= MAX_QUESTIONS:
+    async def answer_to(self, ask: Callable[[str, Json], Awaitable[Json]], method: str, params: Json) -> Json | None:
+        """Ask a client or a person, and return the answer; None where too many questions wait for theirs."""
+        if self._asking >= MAX_QUESTIONS:
             return None
-        self._thinking += 1
+        self._asking += 1
         try:
             return await ask(method, params)
         finally:
-            self._thinking -= 1
+            self._asking -= 1

@@ -24,7 +24,7 @@ from ringfence.core.ports import Launched, Launcher, UpstreamRequest
 from ringfence.core.record import dataclass
 from ringfence.core.shares import over_their_share
 from ringfence.upstream.breaker import Breakers, Told
-from ringfence.upstream.connection import Connection, Consent, Roots, first_roots, relayable
+from ringfence.upstream.connection import Connection, Consent, Roots, first_roots, relayed_capabilities
 from ringfence.upstream.host_process import HostLauncher, launch_server
 from ringfence.upstream.link import HANDSHAKES, REMOTE, RpcError, ServerLink
 from ringfence.upstream.pacing import Floods, Rereads
@@ -42,10 +42,10 @@ log = logging.getLogger("ringfence.upstream")
 
 IDLE_SECONDS = 300.0
 _SWEEP_SECONDS = 5.0
-_LONGEST_LINE = 400
+_MAX_LINE = 400
 _LISTS_CHANGED = frozenset({"notifications/tools/list_changed", "notifications/prompts/list_changed"})
 _LISTS = {"resources/list": "resources", "resources/templates/list": "resourceTemplates"}
-_ASIDE = frozenset({*_LISTS, "resources/subscribe", "resources/unsubscribe", "logging/setLevel"})
+_HANDLED_HERE = frozenset({*_LISTS, "resources/subscribe", "resources/unsubscribe", "logging/setLevel"})
 MAX_PER_SERVER = 32
 _BACKOFF_SECONDS = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _IN_SESSION = "!session "
@@ -61,7 +61,7 @@ Key = tuple[str, str, str]
 Holder = tuple[str, str]
 """A principal, and the one of its clients that has a connection."""
 Starting = Callable[[ServerSpec, Principal, Callable[[], Awaitable[None]]], Awaitable[None]]
-Unasked = Callable[[ServerSpec, Principal, Json], Awaitable[None]]
+OnIdleNetwork = Callable[[ServerSpec, Principal, Json], Awaitable[None]]
 """(server, whose instance, `network` fact): what its box asked of the network while it answered no call."""
 Event = Callable[[str, Principal, str, Json], Awaitable[None]]
 """(server, principal, method, params): something a server said outside any call."""
@@ -192,12 +192,12 @@ async def unnoticed(server: str, definitions: list[Definition]) -> None:
     """The default: changed lists are not passed on."""
 
 
-async def unseen(spec: ServerSpec, principal: Principal, network: Json) -> None:
-    """The default: what boxes of servers ask of the network between calls is not recorded."""
+async def unrecorded_network(spec: ServerSpec, principal: Principal, network: Json) -> None:
+    """The default: network requests of servers' boxes between calls are not recorded."""
 
 
-async def untold(server: str, principal: Principal, change: Json) -> None:
-    """The default: that a server is left alone is not recorded."""
+async def unrecorded_circuit(server: str, principal: Principal, change: Json) -> None:
+    """The default: that a server gets no calls for a while is not recorded."""
 
 
 async def unrecorded(spec: ServerSpec, principal: Principal, start: Callable[[], Awaitable[None]]) -> None:
@@ -268,8 +268,8 @@ class ConnectionPool:
         *,
         starting: Starting = unrecorded,
         changed: Changed = unnoticed,
-        unasked: Unasked = unseen,
-        circuit: Told = untold,
+        on_idle_network: OnIdleNetwork = unrecorded_network,
+        circuit: Told = unrecorded_circuit,
         clean: Callable[[str], str] = _as_it_is,
     ) -> None:
         """`starting` wraps every start of a server, so that it is on record; `clean` removes secrets from what a server
@@ -289,7 +289,7 @@ class ConnectionPool:
         self._floods = Floods()
         self._starting = starting
         self._changed = changed
-        self._unasked = unasked
+        self._on_idle_network = on_idle_network
         self._breakers = Breakers(circuit)
 
     def use(self, access: ServerAccess) -> None:
@@ -353,8 +353,8 @@ class ConnectionPool:
     # ── requests ──────────────────────────────────────────────────────────────────────────────────
 
     async def request(self, request: UpstreamRequest) -> Json:
-        if request.method in _ASIDE:
-            return await self._aside(request)
+        if request.method in _HANDLED_HERE:
+            return await self._handle_here(request)
         return await self._breakers.watch(request.server, request.principal, partial(self._sent, request))
 
     async def _sent(self, request: UpstreamRequest) -> Json:
@@ -388,7 +388,7 @@ class ConnectionPool:
         async with self._using(request_for(server, principal)) as held:
             return list(held.connection.definitions.values())
 
-    async def _aside(self, request: UpstreamRequest) -> Json:
+    async def _handle_here(self, request: UpstreamRequest) -> Json:
         """Requests that are not for one connection as it is: they end on several, or need none."""
         server = request.server
         principal = request.principal
@@ -452,7 +452,7 @@ class ConnectionPool:
         plain = self._held.get((request.server, request.principal.key, ""))
         if plain is not None and not plain.closed and plain.connection.modern:
             return plain  # 2026-07-28 says with each request who asks: nothing about the connection is one client's
-        capabilities = relayable(spec, request.channel.capabilities)
+        capabilities = relayed_capabilities(spec, request.channel.capabilities)
         if spec.placement == "session":
             return await self._session_connection(request, spec, capabilities)
         with anyio.move_on_after(request.timeout):
@@ -491,7 +491,7 @@ class ConnectionPool:
         if request.mounts is not None:
             own = replace(own, mounts=request.mounts, volumes=())
         with anyio.move_on_after(request.timeout):
-            return await self._opened(key, own, request, relayable(spec, request.channel.capabilities))
+            return await self._opened(key, own, request, relayed_capabilities(spec, request.channel.capabilities))
         raise Unavailable("server_starting", f"server {spec.name} did not start in time")
 
     async def _opened(
@@ -590,8 +590,8 @@ class ConnectionPool:
         """The life of one connection, in a task of its own."""
         connection = held.connection
         link = held.connection.link
-        connection.aside = partial(self._beside, held)
-        connection.unasked = partial(self._unasked, connection.spec, held.principal)
+        connection.on_notification = partial(self._on_notification, held)
+        connection.on_idle_network = partial(self._on_idle_network, connection.spec, held.principal)
 
         async def tell(method: str, params: Json) -> None:
             await self._event(held, method, params)
@@ -641,11 +641,11 @@ class ConnectionPool:
     def _tell_last_words(self, server: str, link: ServerLink) -> None:
         """A server that ended by itself, or did not come up, mostly said why. It says it to the operator alone."""
         lines = (invisible.visible(self._clean(line)) for line in link.last_words)
-        said = "\n".join(f"    | {line[:_LONGEST_LINE]}" for line in lines)  # cut once they are clean
+        said = "\n".join(f"    | {line[:_MAX_LINE]}" for line in lines)  # cut once they are clean
         hint = f"\n{invisible.visible(self._clean(link.hint))}" if link.hint else ""
         log.warning("server %s ended%s; its last lines on stderr:\n%s%s", server, _because(link.ending), said, hint)
 
-    async def _beside(self, held: PooledConnection, method: str, params: Json) -> None:
+    async def _on_notification(self, held: PooledConnection, method: str, params: Json) -> None:
         """An event that came with a call, which does not wait while changed lists are read."""
         if method not in _LISTS_CHANGED:
             await self._event(held, method, params)

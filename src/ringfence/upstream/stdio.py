@@ -1,7 +1,7 @@
-"""A server that was started by us and speaks JSON lines.
+"""The link to a server that we started and that speaks lines of JSON.
 
-The SDK's dispatcher does the correlation; the reading is ours, because a server may hang, flood, send a
-20 MB line, garbage or nothing, and must harm only the call that it was answering.
+The dispatcher of the MCP SDK matches answers with requests. The reading is our own: a server may hang, flood us, send a
+line of 20 MB, garbage or nothing, and only the call that it was answering may fail by that.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from ringfence.upstream.pacing import LONG_BYTES, MAX_QUESTIONS, MAX_VALUES_TOLD
 log = logging.getLogger("ringfence.upstream")
 
 _STDERR_BYTES_PER_SECOND = 64_000
-_LONGEST_STDERR_LINE = 16_384
+_MAX_STDERR_LINE = 16_384
 _MAX_LAST_LINES = 10
 _STUCK_SECONDS = 60.0
 _COMPLAINT_SECONDS = 1.0
@@ -64,9 +64,8 @@ class StdioLink:
         self.isolation: Json | None = None
         self.network_meter: Callable[[], Callable[[], Json | None]] = lambda: lambda: None
         self.network_since_start: Callable[[], Json | None] = lambda: None
-        """Of what really runs, once it does."""
+        """These three are those of the server that runs, once it does."""
         self.ending = ""
-        """Why it ended, and what it seems to have lacked, where it ended by itself."""
         self.hint = ""
         self.last_words: tuple[str, ...] = ()
         self.unowned: Callable[[str, Json], Awaitable[Json]] | None = None
@@ -74,12 +73,12 @@ class StdioLink:
         self._group: anyio.abc.TaskGroup | None = None
         self._exchanges: list[InFlight] = []
         self._standing: InFlight | None = None
-        """Who hears what belongs to no request."""
+        """Gets the notifications that belong to no request."""
         self._next_id = 0
         self._open: set[str] = set()
-        """Ids of requests that the server owes an answer."""
+        """Ids of requests that the server has not answered yet."""
         self._errors: dict[str, RpcError] = {}
-        """Answers that are errors, by the id of their request, until it has ended."""
+        """Errors that the server answered with, by the id of the request, until that has ended."""
 
     # ── sending ───────────────────────────────────────────────────────────────────────────────────
 
@@ -97,7 +96,7 @@ class StdioLink:
                     note["total"] = total
                 if message is not None:
                     note["message"] = message
-                await exchange.hear("notifications/progress", note)
+                await exchange.notify("notifications/progress", note)
 
             options["on_progress"] = on_progress
         if method != "subscriptions/listen":
@@ -112,7 +111,8 @@ class StdioLink:
                 self._group.start_soon(self.notify, "notifications/cancelled", note)
             raise
         except MCPError:
-            # The dispatcher's own codes are codes that servers send, too: an error is the server's if we read it.
+            # Servers may send the codes that the dispatcher uses for its own errors, so the code does not tell whose
+            # error it is. It is the server's if we have read it.
             if (answer := self._errors.get(str(ident))) is not None:
                 raise answer from None
             raise OutcomeUnknown("server_died", f"server {self._spec.name} ended without an answer") from None
@@ -129,11 +129,12 @@ class StdioLink:
     # ── receiving ─────────────────────────────────────────────────────────────────────────────────
 
     def _owner(self) -> InFlight | None:
-        """The exchange that a message without an address belongs to: only when there is no doubt whose it is."""
+        """The request that a message of the server belongs to, which does not say so itself; None where that is not
+        certain."""
         waiting = self._exchanges
         if len(waiting) == 1:
             return waiting[0]
-        # Two requests of one client may be confused without harm; requests without a session may be any client's.
+        # Requests of one client may be confused without harm. Requests without a session may be of different clients.
         if waiting and waiting[-1].client is not None and all(e.client == waiting[-1].client for e in waiting):
             return waiting[-1]
         return None
@@ -148,7 +149,7 @@ class StdioLink:
         if ask is None:
             raise MCPError(METHOD_NOT_FOUND, f"{method}: no single call in progress that this could belong to")
         try:
-            answer = await self._intake.thought(ask, method, dict(params or {}))
+            answer = await self._intake.answer_to(ask, method, dict(params or {}))
         except RpcError as exc:
             raise MCPError(exc.code, exc.message, exc.data) from None
         if answer is None:
@@ -163,10 +164,10 @@ class StdioLink:
         owner = self._owner() if method == "notifications/message" else None
         exchange = owner or self._standing
         if exchange is not None:
-            await exchange.hear(method, dict(params or {}))
+            await exchange.notify(method, dict(params or {}))
 
     async def run(self, ready: Callable[[], object], tell: Tell) -> None:
-        self._standing = InFlight(ask=_unasked, tell=tell)
+        self._standing = InFlight(ask=_no_such_request, tell=tell)
         server = await self._launch()
         self.isolation = server.isolation
         self.network_meter = server.network_meter
@@ -193,7 +194,8 @@ class StdioLink:
                 try:
                     await dispatcher.run(self._on_request, self._on_notify, task_status=task_status)
                 finally:
-                    self._group = self._dispatcher = None  # from now on nothing can be sent
+                    self._group = None
+                    self._dispatcher = None  # from now on nothing can be sent
                     group.cancel_scope.cancel()
 
             await group.start(serve)
@@ -210,17 +212,19 @@ class StdioLink:
                     with anyio.fail_after(_STUCK_SECONDS):
                         await server.send(data)
                 except TimeoutError:
-                    log.warning("server %s reads nothing any more; it is ended", self._spec.name)
+                    log.warning(
+                        "server %s has read nothing for %g s, so it is stopped", self._spec.name, _STUCK_SECONDS
+                    )
                     life.cancel()
                     return
                 except OSError:
-                    return  # the reader sees the end of the process, and ends every request
+                    return  # `_read` sees the end of the process too, and ends every request
                 if isinstance(item.message, JSONRPCResponse | JSONRPCError):
                     self._intake.answered(item.message.id)
 
     async def _read(self, server: Launched, out: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
-        """Lines to messages: bounded in length and in rate, each bad line alone."""
-        complaints = _Complaints(self._spec.name)
+        """Turn lines into messages, with bounds on their length and rate. A bad line harms no other."""
+        bad_lines = _BadLineLog(self._spec.name)
         async with out:
             lines = Lines(MAX_MESSAGE_BYTES)
             while True:
@@ -233,38 +237,39 @@ class StdioLink:
                         found = lines.feed(piece)
                         await self._intake.reading(piece, lines.wasted)
                         for line in found:
-                            await self._take(line, complaints, out)
+                            await self._take(line, bad_lines, out)
                 except (anyio.ClosedResourceError, anyio.BrokenResourceError):
                     return
 
     async def _take(
-        self, line: bytes | TooLong, complaints: _Complaints, out: MemoryObjectSendStream[SessionMessage | Exception]
+        self, line: bytes | TooLong, bad_lines: _BadLineLog, out: MemoryObjectSendStream[SessionMessage | Exception]
     ) -> None:
         if isinstance(line, bytes):
-            message = await self._parsed(line, complaints)
+            message = await self._parsed(line, bad_lines)
             data = line
         else:
-            message = _unusable(line.request_id, line.problem)
-            data = b""  # paid for while it was thrown away
+            message = _unusable_answer(line.request_id, line.problem)
+            data = b""  # its bytes were charged as they were thrown away
         if message is None:
             await self._intake.notification(data)
-        elif await self._admits(message, data):
+        elif await self._admit(message, data):
             await out.send(SessionMessage(message))
 
-    async def _parsed(self, line: bytes, complaints: _Complaints) -> JSONRPCMessage | None:
+    async def _parsed(self, line: bytes, bad_lines: _BadLineLog) -> JSONRPCMessage | None:
         if len(line) < LONG_BYTES:
-            return _parse(line, complaints.add)
+            return _parse(line, bad_lines.add)
         problems: list[object] = []
-        message = await self._intake.floods.aside(lambda: _parse(line, problems.append))
+        message = await self._intake.floods.in_thread(lambda: _parse(line, problems.append))
         for problem in problems:
-            complaints.add(problem)
+            bad_lines.add(problem)
         return message
 
-    async def _admits(self, message: JSONRPCMessage, data: bytes) -> bool:
-        """Whether it goes on to the dispatcher, when its time has come."""
+    async def _admit(self, message: JSONRPCMessage, data: bytes) -> bool:
+        """Wait until the pace allows this message, and note which request it is or answers. Returns whether the
+        dispatcher gets it."""
         if isinstance(message, JSONRPCRequest):
             await self._intake.question(data)
-            return self._intake.asked(message.id)
+            return self._intake.admit_request(message.id)
         if isinstance(message, JSONRPCNotification):
             if message.method == "notifications/cancelled":
                 ident = (message.params or {}).get("requestId")
@@ -276,7 +281,7 @@ class StdioLink:
                 self._errors[ident] = _error_of(message)
             return True
         await self._intake.notification(data)
-        # What answers nothing goes nowhere.
+        # An answer to no request of ours is dropped.
         return isinstance(message, JSONRPCNotification) and canonical.values_at_most(data) <= MAX_VALUES_TOLD
 
 
@@ -296,9 +301,9 @@ class Lines:
         self._buffer = bytearray()
         self._searched = 0
         self._skipping: bytes | None = None
-        """Head of the line that is being thrown away."""
+        """The begin of the line that is being thrown away."""
         self.wasted = 0
-        """Bytes that the last chunk made us throw away."""
+        """How many bytes were thrown away with the last chunk."""
 
     def feed(self, chunk: bytes) -> list[bytes | TooLong]:
         out: list[bytes | TooLong] = []
@@ -328,48 +333,48 @@ class Lines:
 
 
 def _find_id(head: bytes, tail: bytes) -> int | None:
-    """Our ids are plain integers; look for one at either end of a message that is too long to parse."""
+    """The id of a message that is too long to parse, looked for at either end of it. Our ids are plain integers."""
     first = _ID.search(head)
-    if first is not None and head.find(b'"result"') in (-1, *range(first.end(), len(head))):
+    if first is not None and b'"result"' not in head[: first.end()]:
         return int(first.group(1))
-    found = _ID.findall(tail)
-    return int(found[-1]) if found else None
+    last = _ID.findall(tail)
+    return int(last[-1]) if last else None
 
 
-class _Complaints:
-    """Lines that are not usable, on our log: one a second, however many there are."""
+class _BadLineLog:
+    """Logs lines that cannot be used, one a second, however many there are."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._unsaid = 0
+        self._unlogged = 0
         self._last = float("-inf")
 
     def add(self, problem: object) -> None:
         now = anyio.current_time()
         if now - self._last < _COMPLAINT_SECONDS:
-            self._unsaid += 1
+            self._unlogged += 1
             return
-        more = f" (and {self._unsaid} before it)" if self._unsaid else ""
-        log.warning("a line from server %s is not usable: %s%s", self._name, problem, more)
-        self._unsaid = 0
+        more = f" (and {self._unlogged} before it)" if self._unlogged else ""
+        log.warning("a line of server %s cannot be used: %s%s", self._name, problem, more)
+        self._unlogged = 0
         self._last = now
 
 
-def _parse(line: bytes, complain: Callable[[object], None] = log.debug) -> JSONRPCMessage | None:
+def _parse(line: bytes, report: Callable[[object], None] = log.debug) -> JSONRPCMessage | None:
     try:
         value = read_message(line)
     except canonical.NotCanonical as exc:
-        complain(exc)
+        report(exc)
         if exc.value is None and isinstance(exc, canonical.TooMuch):
-            return _unusable(_find_id(line[:_EDGE], line[-_EDGE:]), str(exc))
+            return _unusable_answer(_find_id(line[:_EDGE], line[-_EDGE:]), str(exc))
         if not isinstance(exc.value, dict) or "method" in exc.value:
             return None
-        return _unusable(exc.value.get("id"), str(exc))
+        return _unusable_answer(exc.value.get("id"), str(exc))
     return to_message(value)
 
 
 def to_message(value: Any) -> JSONRPCMessage | None:
-    """A JSON-RPC message from parsed JSON, without copying its payload; None if it is none."""
+    """The JSON-RPC message in parsed JSON, whose payload is not copied; None if it is no message."""
     if not isinstance(value, dict) or value.get("jsonrpc") != "2.0":
         return None
     method = value.get("method")
@@ -389,18 +394,18 @@ def to_message(value: Any) -> JSONRPCMessage | None:
         return None
     error = value.get("error")
     if error is not None and value.get("result") is not None:
-        return _unusable(ident, "both a result and an error")
+        return _unusable_answer(ident, "both a result and an error")
     if isinstance(value.get("result"), dict):
         return JSONRPCResponse.model_construct(jsonrpc="2.0", id=ident, result=value["result"])
     if isinstance(error, dict) and isinstance(error.get("code"), int) and isinstance(error.get("message"), str):
         data = ErrorData(code=error["code"], message=error["message"], data=error.get("data"))
         return JSONRPCError(jsonrpc="2.0", id=ident, error=data)
-    return _unusable(ident, "neither a result object nor an error")
+    return _unusable_answer(ident, "neither a result object nor an error")
 
 
 def _is_measurable(progress: Json) -> bool:
-    """Whether the dispatcher can read it: it makes floats of numbers, and JSON has larger ones. One that it stumbles
-    over would end the connection, with every call on it."""
+    """Whether the dispatcher can read the numbers: it converts them to floats, and JSON has larger ones. A number that
+    it fails at would end the connection, with every call on it."""
     try:
         for name in ("progress", "total"):
             if isinstance(number := progress.get(name), int | float):
@@ -410,7 +415,7 @@ def _is_measurable(progress: Json) -> bool:
     return True
 
 
-async def _unasked(method: str, params: Json) -> Json:
+async def _no_such_request(method: str, params: Json) -> Json:
     raise RpcError(METHOD_NOT_FOUND, f"{method} belongs to no call in progress")
 
 
@@ -418,18 +423,18 @@ class UnusableAnswer(JSONRPCError):
     """Stands for an answer that cannot be used, in our own words."""
 
 
-def _unusable(request_id: Any, problem: str) -> UnusableAnswer | None:
+def _unusable_answer(request_id: Any, problem: str) -> UnusableAnswer | None:
     if isinstance(request_id, bool) or not isinstance(request_id, int | str):
         return None
-    told = ErrorData(code=INTERNAL_ERROR, message=f"the server sent {problem}")
-    return UnusableAnswer(jsonrpc="2.0", id=request_id, error=told)
+    error = ErrorData(code=INTERNAL_ERROR, message=f"the server sent {problem}")
+    return UnusableAnswer(jsonrpc="2.0", id=request_id, error=error)
 
 
 def _error_of(answer: JSONRPCError) -> RpcError:
-    told = answer.error
+    error = answer.error
     if isinstance(answer, UnusableAnswer):
-        return AnswerUnusable(told.message)
-    return RpcError(told.code, told.message, told.data)
+        return AnswerUnusable(error.message)
+    return RpcError(error.code, error.message, error.data)
 
 
 def _last_lines(text: str) -> tuple[str, ...]:
@@ -438,7 +443,7 @@ def _last_lines(text: str) -> tuple[str, ...]:
 
 
 async def _drain_stderr(server: Launched, name: str) -> None:
-    """A server's stderr goes to our log, up to a rate; the rest is counted, never kept."""
+    """Write a server's stderr to our log, up to a rate; the rest is counted and dropped."""
     lines = _StderrLines(name)
     budget = _STDERR_BYTES_PER_SECOND
     window = anyio.current_time()
@@ -459,14 +464,14 @@ async def _drain_stderr(server: Launched, name: str) -> None:
 
 
 class _StderrLines:
-    """What a server writes to its stderr, on our log by whole lines: secrets are looked for in one record at a time,
-    and a part of one is not recognised."""
+    """Writes a server's stderr to our log by whole lines: the log is searched for secrets record by record, and half a
+    secret is not recognised."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._begun = bytearray()
         self._torn = False
-        """Whether the line that has begun lacks something, so that the rest of it is dropped, too."""
+        """Whether a part of the current line was dropped, so that the rest of it must be, too."""
         self._dropped = 0
 
     def add(self, chunk: bytes) -> None:
@@ -479,7 +484,7 @@ class _StderrLines:
             self._log(self._begun + whole)
             self._begun.clear()
         self._begun += rest
-        if len(self._begun) > _LONGEST_STDERR_LINE:
+        if len(self._begun) > _MAX_STDERR_LINE:
             self.drop(0)
 
     def drop(self, size: int) -> None:
@@ -498,7 +503,7 @@ class _StderrLines:
 
     def _log(self, data: bytes | bytearray) -> None:
         for line in data.split(b"\n"):
-            if len(line) > _LONGEST_STDERR_LINE:
+            if len(line) > _MAX_STDERR_LINE:
                 self._dropped += len(line)
                 continue
             for part in line.decode("utf-8", "replace").splitlines():
