@@ -3,9 +3,9 @@
 A tree never changes, and no box may write to it. The cache also remembers which tree a request resulted in, so that the
 same request is fetched once.
 
-Entries are removed only by `discard`, and only if no process uses them. The cache has a file `.lock`: whoever uses a
-tree holds a byte of it that follows from the tree's digest, to the end of the process, whose boxes end with it. The
-first bytes stand for trees that are being prepared, and for the files of the index.
+Entries are removed only by `discard`, and only if no process uses them. The cache has a file `.lock`. A process that
+uses a tree locks one byte of that file, chosen by the tree's digest, until the process ends, and its boxes with it. The
+first two bytes stand for trees that are being prepared, and for the files of the index.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ringfence.core.errors import StoreError, Unavailable
 from ringfence.core.record import dataclass
 
 AT = "/packages"
-"""Where a box sees a tree."""
+"""The path of a tree in a box."""
 FOLDER = "packages"
 """Name of the cache within a state folder."""
 _MAX_MANIFEST_BYTES = 64 * 1024 * 1024
@@ -37,7 +37,7 @@ _CHUNK = 1024 * 1024
 _ABANDONED_SECONDS = 86_400
 _LOCK = ".lock"
 _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | system.PRIVATE
-_MAX_ASKED_BYTES = 1000
+_MAX_DIGEST_BYTES = 1000
 _CONFIGURATIONS = "configurations"
 _MAX_PATH_BYTES = 4096
 _PREPARING = 0
@@ -47,9 +47,9 @@ _DIGITS = frozenset("0123456789abcdef")
 
 Kind = Literal["npm", "pypi", "image"]
 
-_open: dict[str, int] = {}
+_lock_files: dict[str, int] = {}
 """The lock files of the caches that this process uses, by path."""
-_turn = threading.Lock()
+_lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +89,15 @@ class PackageCache:
         self._checked: set[str] = set()
 
     def wheels(self) -> Path:
-        """Where single files of an index are kept, by the digest that the index gives. They stay while we live."""
+        """The folder of single files of an index, by the digest that the index states. They are not removed while this
+        process lives."""
         _hold(self._folder, _WHEELS)
         return self._folder / "wheels"
 
     def staging(self) -> Path:
-        """A new folder beside the trees, to prepare one in."""
-        _private(self._folder)
-        self._check()
+        """Make a folder in the cache to prepare a tree in."""
+        _make_private(self._folder)
+        self._check_own()
         _hold(self._folder, _PREPARING)
         _sweep(self._folder)
         path = self._folder / f".new-{secrets.token_hex(8)}"
@@ -111,17 +112,17 @@ class PackageCache:
         programs: Mapping[str, str],
         about: Mapping[str, Any] | None = None,
     ) -> Tree:
-        """Keep a tree under the digest of its contents."""
+        """Move a tree into the cache, under the digest of its contents."""
         manifest = {
             "kind": kind,
             "packages": [package.plain() for package in packages],
             "programs": dict(programs),
-            "files": dict(_files(tree, kind)),
+            "files": dict(_fingerprints(tree, kind)),
             **({"about": dict(about)} if about else {}),
         }
         digest = canonical.digest(manifest)
         place = self._place(digest)
-        _hold(self._folder, _byte(digest))
+        _hold(self._folder, _lock_byte(digest))
         if not place.exists():
             made = self.staging()
             os.rename(tree, made / "tree")
@@ -133,9 +134,10 @@ class PackageCache:
         return self.tree(digest)
 
     def tree(self, digest: str) -> Tree:
-        """A tree by its digest, every byte of it checked; it stays while we live. Raises Unavailable."""
+        """The tree with this digest, every byte of it checked. It is not removed while this process lives. Raises
+        Unavailable."""
         place = self._place(digest)
-        _hold(self._folder, _byte(digest))
+        _hold(self._folder, _lock_byte(digest))
         try:
             if (place / "manifest.json").stat().st_size > _MAX_MANIFEST_BYTES:
                 raise ValueError
@@ -146,10 +148,10 @@ class PackageCache:
                 "no_package", f"the packages {digest[:19]}… are not here; fetch them: ringfence init --fetch"
             ) from None
         if canonical.digest(manifest) != digest:
-            raise _altered(place)
+            raise _altered_error(place)
         if digest not in self._checked:
-            if dict(_files(place / "tree", manifest["kind"])) != manifest["files"]:
-                raise _altered(place)
+            if dict(_fingerprints(place / "tree", manifest["kind"])) != manifest["files"]:
+                raise _altered_error(place)
             self._checked.add(digest)
         return Tree(
             digest=digest,
@@ -161,7 +163,7 @@ class PackageCache:
         )
 
     def digest_of(self, folder: Path) -> str | None:
-        """The digest of the tree that a folder is, if it is one of ours."""
+        """The digest of the tree in this folder; None unless it is a tree of this cache."""
         name = folder.absolute().parent.name
         try:
             same = _is_digest(name) and os.path.samefile(folder, self._folder / name / "tree")
@@ -171,10 +173,10 @@ class PackageCache:
 
     # ── Requests that were fetched before ──
 
-    def known(self, wanted: Any) -> Tree | None:
-        """The tree of an equal earlier request, if it is here."""
+    def known(self, request: Any) -> Tree | None:
+        """The tree that an equal request resulted in, if it is still in the cache."""
         try:
-            digest = self._asked(wanted).read_text(encoding="ascii").strip()
+            digest = self._request_path(request).read_text(encoding="ascii").strip()
         except (OSError, ValueError):
             return None
         try:
@@ -184,9 +186,9 @@ class PackageCache:
                 return None
             raise
 
-    def remember(self, wanted: Any, tree: Tree) -> None:
-        place = self._asked(wanted)
-        _private(place.parent)
+    def remember(self, request: Any, tree: Tree) -> None:
+        place = self._request_path(request)
+        _make_private(place.parent)
         part = place.with_name(f".{secrets.token_hex(8)}")
         part.write_text(tree.digest, encoding="ascii")
         os.rename(part, place)
@@ -194,20 +196,20 @@ class PackageCache:
     # ── Which configurations pin trees ──
 
     def used_by(self, configuration: Path) -> None:
-        """Note that this configuration pins trees of this cache. Where it cannot be noted, a later pruning may remove
-        what it pins, and that has to be fetched again."""
+        """Note that this configuration pins trees of this cache. If the note cannot be written, a later pruning may
+        remove them, and they have to be fetched again."""
         path = os.path.realpath(configuration)
         place = self._folder / _CONFIGURATIONS / hashlib.sha256(os.fsencode(path)).hexdigest()
         with suppress(OSError):
             if place.exists():
                 return
-            _private(place.parent)
+            _make_private(place.parent)
             part = place.with_name(f".{secrets.token_hex(8)}")
             part.write_bytes(os.fsencode(path))
             os.rename(part, place)
 
     def configurations(self) -> list[Path]:
-        """The configurations that were noted, and are still there."""
+        """The configurations that were noted and still exist."""
         found: list[Path] = []
         with suppress(OSError):
             for place in sorted((self._folder / _CONFIGURATIONS).iterdir()):
@@ -219,60 +221,62 @@ class PackageCache:
     # ── What can be removed ──
 
     def entries(self) -> Iterator[CacheEntry]:
-        """Everything in the cache, as its names say. Raises OSError."""
+        """Everything in the cache, by names alone: nothing is checked. Raises OSError."""
         if not os.path.lexists(self._folder):
             return
         system.check_own_folder(self._folder, os.lstat(self._folder))
         for path in sorted(self._folder.iterdir()):
             if path.name == "wheels":
-                yield CacheEntry(path, "wheels", _about_wheels(path))
+                yield CacheEntry(path, "wheels", _wheel_names(path))
             elif path.name.startswith((".new-", ".old-")):
                 yield CacheEntry(path, "leftover", ())
             elif _is_digest(path.name):
-                yield _described(path)
+                yield _entry_of(path)
 
     def discard(self, entry: CacheEntry, in_use: Callable[[], str | None]) -> str | None:
-        """Remove an entry, unless a process uses it: then, why it is left. `in_use` says who else uses trees, and is
-        asked when no other process can begin to. Raises OSError."""
-        # By its descriptor: whoever wrote the state may have put links where the cache has folders.
+        """Remove an entry, and return None; or, if it is in use, return why it was not removed. `in_use` says what uses
+        trees by other means than the lock; it is called when no other process can begin to. Raises OSError."""
+        # By descriptors: what can write to the state folder may have put links in place of the cache's folders.
         folder = system.open_own_folder(self._folder)
         try:
-            return _discarded(folder, entry, in_use)
+            return _discard(folder, entry, in_use)
         finally:
             os.close(folder)
 
-    def _check(self) -> None:
-        """Raises StoreError if we would write, and remove what is old, in a folder that is not the cache's own."""
+    def _check_own(self) -> None:
+        """Raise StoreError unless the folder is the cache's own: we write to it, and remove old entries from it."""
         try:
             system.check_own_folder(self._folder, os.lstat(self._folder))
         except OSError as exc:
             raise StoreError(f"the cache of packages {self._folder} cannot be used: {exc.strerror}") from None
 
-    def _asked(self, wanted: Any) -> Path:
-        return self._folder / "asked" / canonical.digest(wanted).removeprefix("sha256:")
+    def _request_path(self, request: Any) -> Path:
+        return self._folder / "asked" / canonical.digest(request).removeprefix("sha256:")
 
     def _place(self, digest: str) -> Path:
         number = digest.removeprefix("sha256:")
         if not _is_digest(number):
-            raise Unavailable("no_package", "that is not the digest of packages: sha256: and 64 digits")
+            raise Unavailable(
+                "no_package", "this is not the digest of packages, which is sha256: and 64 hexadecimal digits"
+            )
         return self._folder / number
 
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """One thing in the cache, as it says of itself: nothing of it is checked."""
+    """One thing in the cache, as its manifest describes it: its contents are not checked."""
 
     path: Path
     kind: Literal["npm", "pypi", "image", "wheels", "leftover"]
     names: tuple[str, ...]
-    """Names and versions of what is in it."""
+    """Names and versions of its packages, or names of its wheels."""
     digest: str = ""
-    """Of a tree."""
+    """The digest of a tree; empty for wheels and leftovers."""
     projects: tuple[str, ...] = ()
     """Names without versions."""
 
 
-def _described(place: Path) -> CacheEntry:
+def _entry_of(place: Path) -> CacheEntry:
     digest = f"sha256:{place.name}"
     try:
         if (place / "manifest.json").stat().st_size > _MAX_MANIFEST_BYTES:
@@ -288,60 +292,60 @@ def _described(place: Path) -> CacheEntry:
     return CacheEntry(place, kind, names, digest, tuple(each.name for each in packages))
 
 
-def _about_wheels(folder: Path) -> tuple[str, ...]:
+def _wheel_names(folder: Path) -> tuple[str, ...]:
     return tuple(sorted(path.name for path in folder.glob("*/*.whl")))
 
 
-# ── Who uses what ─────────────────────────────────────────────────────────────────────────────────
+# ── Locks: what is in use ─────────────────────────────────────────────────────────────────────────
 
 
 def _is_digest(text: str) -> bool:
     return len(text) == 64 and not set(text) - _DIGITS
 
 
-def _byte(digest: str) -> int:
+def _lock_byte(digest: str) -> int:
     return _FIRST_TREE + int(digest.removeprefix("sha256:")[:15], 16)
 
 
-def _byte_of(entry: CacheEntry) -> int:
+def _lock_byte_of(entry: CacheEntry) -> int:
     if entry.digest:
-        return _byte(entry.digest)
+        return _lock_byte(entry.digest)
     return _WHEELS if entry.kind == "wheels" else _PREPARING
 
 
-def _opened_lock(folder: Path) -> int:
+def _open_lock(folder: Path) -> int:
     return os.open(folder / _LOCK, _LOCK_FLAGS, 0o600)
 
 
 def _hold(folder: Path, at: int) -> None:
-    """Hold a byte of the lock to the end of this process. A file system without locks has none to be waited for: there
-    nothing is removed, either."""
+    """Lock a byte of the lock file until this process ends. On a file system without locks this does nothing, and
+    `discard` removes nothing."""
     if not folder.is_dir():
         return
-    with suppress(OSError), _turn:
+    with suppress(OSError), _lock:
         name = os.path.realpath(folder)
-        if name not in _open or not _is_same(_open[name], folder / _LOCK):
-            _open[name] = _opened_lock(folder)
-        system.hold_byte(_open[name], at)
+        if name not in _lock_files or not _is_same(_lock_files[name], folder / _LOCK):
+            _lock_files[name] = _open_lock(folder)
+        system.hold_byte(_lock_files[name], at)
 
 
 def _is_same(descriptor: int, path: Path) -> bool:
-    """Whether the file is still there: the whole state may have been removed and made anew."""
+    """Whether the path is still this open file: the whole state folder may have been removed and made again."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except OSError:
         return False
 
 
-def _discarded(folder: int, entry: CacheEntry, in_use: Callable[[], str | None]) -> str | None:
+def _discard(folder: int, entry: CacheEntry, in_use: Callable[[], str | None]) -> str | None:
     descriptor = os.open(_LOCK, _LOCK_FLAGS, 0o600, dir_fd=folder)
     gone = f".old-{secrets.token_hex(8)}"
     try:
-        if not system.take_byte(descriptor, _byte_of(entry)):
-            return "a process uses it" if system.no_boxes() is None else "who uses it is known on Linux alone"
+        if not system.take_byte(descriptor, _lock_byte_of(entry)):
+            return "a process uses it" if system.no_boxes() is None else "only on Linux is it known what uses it"
         if entry.kind in ("npm", "pypi", "image") and (why := in_use()) is not None:
             return why
-        # From now on it is not found, however long its removal takes and however that ends.
+        # Renamed first: from now on no request finds it, however long its removal takes, and even if that fails.
         with suppress(FileNotFoundError):
             os.rename(entry.path.name, gone, src_dir_fd=folder, dst_dir_fd=folder)
             if entry.digest:
@@ -361,7 +365,7 @@ def _forget(folder: int, digest: str) -> None:
                 with suppress(OSError):
                     flags = os.O_RDONLY | system.PRIVATE | system.UNHURRIED
                     with open(os.open(name, flags, dir_fd=asked), "rb") as file:
-                        same = file.read(_MAX_ASKED_BYTES).strip() == digest.encode()
+                        same = file.read(_MAX_DIGEST_BYTES).strip() == digest.encode()
                     if same:
                         os.unlink(name, dir_fd=asked)
         finally:
@@ -369,8 +373,8 @@ def _forget(folder: int, digest: str) -> None:
 
 
 def _remove(folder: int, name: str) -> None:
-    """Trees may have folders that we cannot write to. Where there is a link instead of one, the link goes alone: what
-    it leads to is somebody's own."""
+    """Remove an entry. A tree may have folders that we cannot write to: they are made writable first. If there is a
+    link in place of a tree, the link is removed, not its target."""
     with suppress(OSError):
         if not stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
             os.unlink(name, dir_fd=folder)
@@ -378,11 +382,11 @@ def _remove(folder: int, name: str) -> None:
         for _, folders, _, at in os.fwalk(name, dir_fd=folder):
             for each in folders:
                 with suppress(OSError):
-                    _open_up(each, at)
+                    _make_removable(each, at)
     shutil.rmtree(name, ignore_errors=True, dir_fd=folder)
 
 
-def _open_up(name: str, at: int) -> None:
+def _make_removable(name: str, at: int) -> None:
     opened = os.open(name, os.O_PATH | os.O_DIRECTORY | system.PRIVATE, dir_fd=at)
     try:
         os.chmod(f"/proc/self/fd/{opened}", 0o700)
@@ -391,36 +395,37 @@ def _open_up(name: str, at: int) -> None:
 
 
 def fingerprint(root: Path) -> str:
-    """A digest of all that is in a root file system: every file, folder and link. Raises Unavailable."""
-    return canonical.digest(dict(_files(root, "image")))
+    """The digest of a root file system, over every file, folder and link in it. Raises Unavailable."""
+    return canonical.digest(dict(_fingerprints(root, "image")))
 
 
 def folder_of(state: Path, digest: str) -> Path:
-    """The folder of the tree with this digest, if it is here."""
+    """The folder of the tree with this digest, which need not exist."""
     return state / FOLDER / digest.removeprefix("sha256:") / "tree"
 
 
-def _private(folder: Path) -> None:
-    """Make a folder, and its missing parents, that no other user can read."""
+def _make_private(folder: Path) -> None:
+    """Make a folder and its missing parents, readable by this user alone."""
     for each in reversed((folder, *folder.parents)):
         each.mkdir(mode=0o700, exist_ok=True)
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what processes left that were killed while they fetched."""
+    """Remove what killed processes left of trees that they were preparing."""
     for left in folder.glob(".new-*"):
         with suppress(OSError):
             if time.time() - left.stat().st_mtime > _ABANDONED_SECONDS:
                 shutil.rmtree(left, ignore_errors=True)
 
 
-def _altered(place: Path) -> Unavailable:
-    text = f"packages in our cache are not what was fetched; remove {place} and fetch them anew"
+def _altered_error(place: Path) -> Unavailable:
+    text = f"packages in the cache are not as they were fetched; remove {place}, and fetch them again"
     return Unavailable("package_altered", text)
 
 
-def _files(root: Path, kind: Kind) -> Iterator[tuple[str, list[Any]]]:
-    """Every file below: digest, size, whether it is executable; every link; of an image, every folder."""
+def _fingerprints(root: Path, kind: Kind) -> Iterator[tuple[str, list[Any]]]:
+    """Every file below `root`, with its digest, its size and whether it is executable; every link with its target; and,
+    in an image, every folder."""
     waiting = [""]
     while waiting:
         inside = waiting.pop()
@@ -431,16 +436,16 @@ def _files(root: Path, kind: Kind) -> Iterator[tuple[str, list[Any]]]:
                     if entry.is_symlink():
                         yield name, ["link", 0, False, os.readlink(entry.path)]
                     elif not entry.is_dir(follow_symlinks=False):
-                        yield name, _file(entry.path)
+                        yield name, _fingerprint_of(entry.path)
                     else:
                         waiting.append(f"{name}/")
                         if kind == "image":
                             yield name, ["folder", 0, False]
         except OSError as problem:
-            raise Unavailable("package_altered", f"our cache of packages cannot be read: {problem.strerror}") from None
+            raise Unavailable("package_altered", f"the cache of packages cannot be read: {problem.strerror}") from None
 
 
-def _file(path: str) -> list[Any]:
+def _fingerprint_of(path: str) -> list[Any]:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         found = os.fstat(descriptor)
