@@ -69,7 +69,7 @@ async def test_an_exception_says_how_many_were_taken(tmp_path: Path) -> None:
     async with made(tmp_path, "picky") as hook:
         with pytest.raises(HookFailed, match=r"it raised an exception") as failed:
             await hook.take(RECORDS)
-        assert (failed.value.taken, failed.value.said) == (1, "RuntimeError")
+        assert (failed.value.taken, failed.value.output) == (1, "RuntimeError")
         (tmp_path / "ready").touch()
         await hook.take(RECORDS[1:])
     assert seen(tmp_path) == ["c:1", "c:2", "c:3"]
