@@ -427,7 +427,7 @@ async def test_what_goes_on_in_a_pause_sends_nothing_before_it_is_resumed(stayin
     if group is not None and group.frozen() is not None:
         group.thaw()  # as a program that has itself continued where there is no freezer
     else:
-        staying.box._signal_everything(signal.SIGCONT)
+        staying.box._signal_all(signal.SIGCONT)
     Workspace(staying.box.workspace, staying.box.host_id).write("go", b"")
     await staying.something_waits()
     assert staying.outside.requests == []
