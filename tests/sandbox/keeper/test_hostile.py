@@ -121,7 +121,7 @@ async def test_any_bytes_harm_nobody_else(caplog: pytest.LogCaptureFixture) -> N
 
 
 async def test_a_client_that_never_greets_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keepers, "_HELLO_SECONDS", 0.1)
+    monkeypatch.setattr(keepers, "_GREETING_SECONDS", 0.1)
     async with kept(Parrot()) as (_, there):
         with raw(there) as silent, raw(there) as half:
             await half.say(frame(HELLO)[:7])
