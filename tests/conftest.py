@@ -11,7 +11,7 @@ from pathlib import Path
 
 import coverage
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests import tooling
 
@@ -20,9 +20,16 @@ _measured = coverage.Coverage() if "PYTEST_XDIST_WORKER" in os.environ and "COVE
 if _measured is not None:
     _measured.start()
 
-# A loaded machine is no defect: examples have no deadline. They are the same in every run, so that a change is judged
-# by itself; `make thorough` has more, and others each time.
-settings.register_profile("ringfence", deadline=None, print_blob=True, max_examples=30, derandomize=True)
+# A loaded machine is no defect: examples have no deadline, and are never too slow to make. They are the same in every
+# run, so that a change is judged by itself; `make thorough` has more, and others each time.
+settings.register_profile(
+    "ringfence",
+    deadline=None,
+    print_blob=True,
+    max_examples=30,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.register_profile("thorough", settings.get_profile("ringfence"), max_examples=1000, derandomize=False)
 settings.load_profile("ringfence")
 
