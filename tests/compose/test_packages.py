@@ -119,9 +119,9 @@ async def test_a_tree_that_was_altered_is_not_used(registry: Registry, tmp_path:
     registry.wheel("greeting", "1.2", MODULE)
     tree = await fetch(tmp_path, "pypi", "greeting")
     (tree.folder / "greeting.py").write_text("evil")
-    with pytest.raises(Unavailable, match="not what was fetched"):
+    with pytest.raises(Unavailable, match="not as they were fetched"):
         packages.package_cache(tmp_path).tree(tree.digest)
-    with pytest.raises(Unavailable, match="not what was fetched"):
+    with pytest.raises(Unavailable, match="not as they were fetched"):
         await fetch(tmp_path, "pypi", "greeting")
 
 
@@ -278,5 +278,5 @@ async def test_a_wheel_in_our_cache_that_was_altered_is_not_handed_out(registry:
     await packages.fetch(tmp_path, BUILDS, InstallRequest("pypi", ("greeting",)))
     (kept,) = (tmp_path / "packages" / "wheels").rglob("*.whl")
     kept.write_bytes(kept.read_bytes() + b"x")
-    with pytest.raises(Unavailable, match="not what was fetched"):
+    with pytest.raises(Unavailable, match="not as they were fetched"):
         await packages.fetch(tmp_path, BUILDS, InstallRequest("pypi", ("greeting==1.2",)))

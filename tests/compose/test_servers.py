@@ -50,11 +50,11 @@ async def test_packages_that_were_altered_are_not_run(tmp_path: Path, hostile_co
     packed = PackageSpec("pypi", ("server",), tree.digest, str(tree.folder))
     spec = ServerSpec("packaged", command, mounts=(mounted,), packages=packed)
     seen = await inspect_server(spec, SandboxSettings())
-    assert seen.problem is not None and "not what was fetched" not in seen.problem
+    assert seen.problem is not None and "not as they were fetched" not in seen.problem
     (tree.folder / "server.py").write_text("evil")
     for _ in range(2):
         seen = await inspect_server(spec, SandboxSettings())
-        assert seen.problem is not None and "not what was fetched" in seen.problem
+        assert seen.problem is not None and "not as they were fetched" in seen.problem
         assert seen.said == "" and seen.definitions == ()
 
 

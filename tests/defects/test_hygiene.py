@@ -23,7 +23,7 @@ from ringfence.core import box, model
 from tests import gateways, tooling
 
 SOURCE = tooling.ROOT / "src" / "ringfence"
-ENTRIES = ("ringfence.sdk", "ringfence.cli.main")
+ENTRIES = ("ringfence.sdk", "ringfence.cli.main", "ringfence.__main__")
 
 
 def module_name(path: Path) -> str:

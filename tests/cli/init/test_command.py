@@ -227,9 +227,9 @@ def test_packages_are_fetched_pinned_and_run_without_a_network(project: Path, re
     tree = next(m for m in settings.servers["py"].mounts if m.at == "/packages")
     with open(os.path.join(tree.host, "small.py"), "a") as stream:
         stream.write("# more")
-    assert "not what was fetched" in json.dumps(called(project, "look", path="/x"))
+    assert "not as they were fetched" in json.dumps(called(project, "look", path="/x"))
     learning = gateways.run("init", "--learn", "py", cwd=project)
-    assert learning.returncode == 1 and "not what was fetched" in learning.stderr
+    assert learning.returncode == 1 and "not as they were fetched" in learning.stderr
 
 
 def test_an_image_that_cannot_be_taken_is_told_and_the_other_servers_are_taken(project: Path) -> None:

@@ -103,7 +103,7 @@ def test_an_image_is_checked_at_each_start_and_can_be_fetched_again(registry: Re
     tree = Path(packages.folder)
     with (tree / "app/server.py").open("a") as stream:
         stream.write("# more")
-    assert "not what was fetched" in json.dumps(called(project, "look", path="/app/server.py"))
+    assert "not as they were fetched" in json.dumps(called(project, "look", path="/app/server.py"))
     shutil.rmtree(tree.parents[1])
     assert "ringfence init --fetch" in json.dumps(called(project, "look", path="/app/server.py"))
     done = gateways.run("init", "--fetch", cwd=project)
