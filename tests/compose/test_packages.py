@@ -278,5 +278,5 @@ async def test_a_wheel_in_our_cache_that_was_altered_is_not_handed_out(registry:
     await packages.fetch(tmp_path, BUILDS, InstallRequest("pypi", ("greeting",)))
     (kept,) = (tmp_path / "packages" / "wheels").rglob("*.whl")
     kept.write_bytes(kept.read_bytes() + b"x")
-    with pytest.raises(Unavailable, match="not as they were fetched"):
+    with pytest.raises(Unavailable, match="not what was fetched"):
         await packages.fetch(tmp_path, BUILDS, InstallRequest("pypi", ("greeting==1.2",)))

@@ -30,9 +30,20 @@ ENOUGH = 20
 """Boxes, after which a zygote has found out which pages those are."""
 FAULTS = "import resource\nprint(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)"
 WITNESSED = """
-import json, mmap, os, resource, time
+import errno, json, mmap, os, resource, time
 from ringfence.sandbox.process.zygote import memory as pins
 
+full = 0
+
+def pin(pages, real=pins._pin):
+    global full
+    try:
+        real(pages)
+    except OSError as exc:
+        full += exc.errno == errno.ENOMEM
+        raise
+
+pins._pin = pin
 PAGE = resource.getpagesize()
 memory = mmap.mmap(-1, 1000 * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 memory.madvise(mmap.MADV_NOHUGEPAGE)  # what is in huge pages is not looked at
@@ -64,10 +75,29 @@ until = time.monotonic() + 300
 while not looked[-1] and time.monotonic() < until:
     time.sleep(0.3)
     looked.append(held.look())
+    if full and not held._witness and not looked[-1]:  # other zygotes of this user hold what it may lock
+        if full > 20:
+            print("null")
+            raise SystemExit
+        held.call_witness(lambda: touch(200, 700))
 looked.append(held.look())
 left = open("/proc/self/task/%d/children" % os.getpid()).read().split()
 print(json.dumps([looked[0], looked[-2], looked[-1], before, faults(300, 600), faults(720, 800), left]))
 """
+
+ROOM = """
+import ctypes, mmap
+from ringfence.sandbox.process.zygote import memory as pins
+
+memory = mmap.mmap(-1, 2**21, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+first = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+try:
+    pins._pin(list(range(first, first + len(memory), pins._PAGE)))
+    print("true")
+except OSError:
+    print("false")
+"""
+IN_USE = "the memory that this user may lock (ulimit -l) is in use"
 
 
 def pins_are_possible() -> bool:
@@ -133,7 +163,10 @@ async def witness(backend: ProcessBackend) -> int:
 
 @needs_pins
 def test_what_the_witness_wrote_is_copied_by_the_fork() -> None:
-    first, last, again, before, after, others, left = json.loads(python(WITNESSED))
+    said = json.loads(python(WITNESSED))
+    if said is None:
+        pytest.skip(IN_USE)
+    first, last, again, before, after, others, left = said
     assert (first, last, again) == (False, True, False), "not before the second box, and once"
     assert before >= 300, "each page is copied when it is written"
     assert after < 30
@@ -149,6 +182,8 @@ async def test_boxes_of_a_zygote_that_knows_write_few_shared_pages(one: ProcessB
     await witness(one)
     for _ in range(ENOUGH):
         await run(one, "pass")
+    if pinned(zygotes(one)[0]) == 0 and not json.loads(python(ROOM)):
+        pytest.skip(IN_USE)
     assert int((await run(one, FAULTS)).stdout.text) < first / 2
     assert 100 < pinned(zygotes(one)[0]) < memory._MAX_PAGES * 4
 
