@@ -22,22 +22,24 @@ import sys
 if not sys.flags.safe_path:
     del sys.path[0]  # until ours are loaded, no modules are found in the working folder
 sys.orig_argv = sys.orig_argv[:1]
-def load(file):
+def load(compiled):
     import marshal
-    for name, code in marshal.load(file):
+    for name, code in marshal.loads(compiled):
         module = sys.modules[name] = type(sys)(name)
         if code is not None:
             exec(code, module.__dict__)
     sys.modules["{_PACKAGE}.runner"].forget_ourselves()
     return module
 """
-"""Defines a function that loads our code from a file, and returns the module that is wanted."""
+"""Defines a function that loads our code, and returns the module that is wanted. It takes bytes: from a file, `marshal`
+would read each number by itself, which takes longer than the start of an interpreter."""
 _RUN = f"""\
 {LOAD}
 def begin():
     import marshal
     with open({CODE_FD}, "rb") as file:
-        runner, order = load(file), marshal.load(file)
+        compiled, order = marshal.loads(file.read())
+    runner = load(compiled)
     runner.name_a_parent()
     program = runner.GuestProgram()
     if sys.flags.safe_path:
@@ -75,7 +77,7 @@ def of_program(program: Program) -> bytes:
     if program.name != "-c":
         return program.source
     order = {"source": program.source, "argv": list(program.argv), "cell": program.cell}
-    return _compiled(_OF_PROGRAMS) + marshal.dumps(order)
+    return marshal.dumps((_compiled(_OF_PROGRAMS), order))
 
 
 def words(program: Program) -> list[str]:

@@ -59,7 +59,7 @@ _BOOT = f"""\
 def begin():
     import _socket
     with open({guest_code.CODE_FD}, "rb") as file:
-        repl = load(file)
+        repl = load(file.read())
     return repl.serve, _socket.socket(fileno={_CHANNEL_FD})
 serve, channel = begin()
 serve(channel, ready={_READY!r})

@@ -12,7 +12,6 @@ lies beside it is found. Imports nothing of ours.
 
 from __future__ import annotations
 
-import _ast
 import builtins
 import marshal
 import os
@@ -30,6 +29,11 @@ __builtins__ = BUILTINS  # type: ignore[assignment]
 
 FUTURE = 0x1FE0000
 """The code flags that `from __future__ import` sets."""
+ONLY_TREE = 0x400
+TOP_LEVEL_AWAIT = 0x2000
+"""Flags of `compile`, by the numbers of `_ast.PyCF_ONLY_AST` and `PyCF_ALLOW_TOP_LEVEL_AWAIT`. `_ast` makes a hundred
+types when it is loaded, as `compile` does when it is first called, which takes a third as long as the start of an
+interpreter; `exec` of text does without."""
 SPAWN = "multiprocessing.spawn"
 _MAX_DEEP = 100
 _DEFINITIONS = ("Import", "ImportFrom", "FunctionDef", "AsyncFunctionDef", "ClassDef", "TypeAlias")
@@ -118,7 +122,7 @@ class MainFile:
     def _loader(self) -> str:
         sources = [(name, source.decode("utf-8", "replace")) for name, source in self._sources()]
         codes: list[CodeType] = []
-        flags = _ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        flags = TOP_LEVEL_AWAIT
         for name, text in sources:
             for code in _definitions(name, text, flags):
                 flags |= code.co_flags & FUTURE
@@ -136,12 +140,14 @@ def _write(path: str, data: bytes) -> None:
 
 def _definitions(name: str, text: str, flags: int) -> Iterator[CodeType]:
     try:
-        tree = compile(text, name, "exec", flags | _ast.PyCF_ONLY_AST, dont_inherit=True)
+        tree = compile(text, name, "exec", flags | ONLY_TREE, dont_inherit=True)
     except (SyntaxError, ValueError):
         return  # a cell that never ran
+    from _ast import Module  # noqa: PLC0415 - see `ONLY_TREE`
+
     for statement in tree.body:
         if _is_definition(statement):
-            code = compile(_ast.Module([statement], []), name, "exec", flags, dont_inherit=True)
+            code = compile(Module([statement], []), name, "exec", flags, dont_inherit=True)
             flags |= code.co_flags & FUTURE
             yield code
 
@@ -179,14 +185,14 @@ def _parts(node: Any) -> Iterator[Any]:
     for field in node._fields:
         value = getattr(node, field, None)
         for each in value if isinstance(value, list) else (value,):
-            if isinstance(each, _ast.AST):
+            if hasattr(each, "_fields"):
                 yield each
 
 
 def _is_guarded(source: bytes) -> bool:
     """Whether a program says itself what is only for its first process."""
     try:
-        tree: Any = compile(source, "<string>", "exec", _ast.PyCF_ONLY_AST, dont_inherit=True)
+        tree: Any = compile(source, "<string>", "exec", ONLY_TREE, dont_inherit=True)
     except (SyntaxError, ValueError):
         return False
     return any(type(each).__name__ == "If" and _names_itself(each.test) for each in tree.body)

@@ -14,34 +14,33 @@ A program is run like this, at the bottom of the stack, since a program can see 
 
 from __future__ import annotations
 
-import _ast
 import _signal as signal  # type: ignore[import-not-found]
 import _thread
 import atexit
-import ctypes
 import gc
 import os
 import sys
 from _weakref import ref
 
 from ringfence.sandbox.process.guest import later, mainfile
-from ringfence.sandbox.process.guest.source import codes_of, may_answer, python_of
+from ringfence.sandbox.process.guest.source import codes_of, may_answer, may_have_magics, python_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import CodeType, ModuleType, TracebackType
     from typing import Any
 else:
     ModuleType = type(sys)  # `types` would have to be loaded
 
-write_out_c = ctypes.pythonapi.fflush
 FRAMES = 1 if sys.version_info >= (3, 12) else 2
 """Our frames below the program's own; its recursion limit is raised by as many. 3.11 also counts calls of `exec`."""
 _MAX_SPLIT = 262_144
 """Bytes; the last expression of a longer program is a statement like any other."""
 
 
-_NOTHING = compile("", "<string>", "exec", dont_inherit=True)
+_PLACE_OF_PYTHON = "/lib-dynload/"
+"""Where extension modules of the standard library lie."""
 _OURS = frozenset((__file__ if "__file__" in globals() else "<runner>", *map(later.file_of, later.MODULES)))
 
 
@@ -90,9 +89,10 @@ class GuestProgram:
             sys.modules["time"].tzset()
         return self
 
-    def code(self) -> CodeType:
+    def code(self) -> CodeType | bytes:
+        """What `exec` takes: the source itself where that is enough, see `mainfile.ONLY_TREE`."""
         if self._cell is None or len(self._source) > _MAX_SPLIT:
-            return compile(self._source, self._shown, "exec", dont_inherit=True)
+            return self._whole(self._source)
         try:
             return self._split(self._source)
         except SyntaxError:
@@ -102,13 +102,19 @@ class GuestProgram:
         self._cell.offer_shell()
         return self._split(python)
 
-    def _split(self, source: bytes) -> CodeType:
+    def _whole(self, source: bytes) -> CodeType | bytes:
+        # Nothing is saved where `_ast` is loaded; there, our caller's own `from __future__` would hold for the source.
+        if "_ast" in sys.modules or self._shown != "<string>" or (self._cell is not None and may_have_magics(source)):
+            return compile(source, self._shown, "exec", dont_inherit=True)
+        return source
+
+    def _split(self, source: bytes) -> CodeType | bytes:
         """The program without its last expression, which is kept for its value."""
         if not may_answer(source):
-            return compile(source, self._shown, "exec", dont_inherit=True)
-        tree = compile(source, self._shown, "exec", _ast.PyCF_ONLY_AST, dont_inherit=True)
+            return self._whole(source)
+        tree = compile(source, self._shown, "exec", mainfile.ONLY_TREE, dont_inherit=True)
         statements, self.last = codes_of(tree, self._shown, source, 0, shown=True)
-        return statements or _NOTHING
+        return statements or b""
 
     def answer(self, value: object) -> None:
         """Show the value of the last expression."""
@@ -191,13 +197,14 @@ class GuestProgram:
         atexit._run_exitfuncs()
         written = _flush("stdout")
         _flush("stderr")
+        find_libraries()  # before what the program loaded is taken apart
         if _thread._count():
             _write_out_files()  # daemon threads go on, and would complain about anything taken from them now
         else:
             self._take_apart()
         written = _flush("stdout", silently=not written) and written
         _flush("stderr")
-        write_out_c(None)
+        write_out_c()
         if self._interrupted:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
@@ -339,6 +346,39 @@ def _say(text: str) -> None:
         stream.flush()
     except Exception:  # there is nowhere left to report it
         return
+
+
+_fflush: Callable[[None], int] | None = None
+_seen = 0
+"""How many modules there were when libraries were looked for."""
+
+
+def write_out_c() -> None:
+    """Write what libraries in C have in their buffers, if any was loaded that could have something there."""
+    find_libraries()
+    if _fflush is not None:
+        _fflush(None)
+
+
+def find_libraries() -> None:
+    """`ctypes` takes a third as long to load as the interpreter itself: only where it is there, or is needed."""
+    global _fflush, _seen
+    if _fflush is not None or _seen == len(sys.modules):
+        return
+    try:
+        _seen = len(sys.modules)
+        if "ctypes" in sys.modules or any(map(_is_library, [*sys.modules.values()])):
+            import ctypes  # noqa: PLC0415
+
+            _fflush = ctypes.pythonapi.fflush
+    except Exception:  # the program has changed what we would need for it
+        return
+
+
+def _is_library(module: object) -> bool:
+    """Whether a module is an extension that is none of Python's own."""
+    file = getattr(module, "__file__", None)
+    return isinstance(file, str) and file.endswith(".so") and _PLACE_OF_PYTHON not in file
 
 
 def _write_out_files() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import _ast
-
 from ringfence.sandbox.process.guest import later, mainfile
 
 TYPE_CHECKING = False
@@ -18,7 +16,7 @@ _VALUELESS = (b"print(", b"pass", b"import ", b"from ", b"raise", b"assert ", b"
 
 def python_of(source: bytes) -> bytes | None:
     """A cell that is no Python by itself, as Python: its magic commands become calls. None if it has none."""
-    if not any(sign in source for sign in (b"%", b"!", b"?")):
+    if not may_have_magics(source):
         return None
     try:
         text = source.decode("utf-8-sig")
@@ -26,6 +24,10 @@ def python_of(source: bytes) -> bytes | None:
         return None
     python: str | None = later.load("magics").python_of(text)
     return None if python is None else python.encode("utf-8", "surrogatepass")
+
+
+def may_have_magics(source: bytes) -> bool:
+    return any(sign in source for sign in (b"%", b"!", b"?"))
 
 
 def may_answer(source: bytes) -> bool:
@@ -38,7 +40,7 @@ def codes_of(
 ) -> tuple[CodeType | None, CodeType | None]:
     """The statements, and the last of them by itself if it is an expression whose value is to be shown."""
     last = tree.body[-1] if tree.body else None
-    alone = last if shown and isinstance(last, _ast.Expr) and not is_silenced(source, last) else None
+    alone = last if shown and type(last).__name__ == "Expr" and not is_silenced(source, last) else None
     if alone is not None:
         tree.body.pop()
     statements = compile(tree, name, "exec", flags, dont_inherit=True) if tree.body else None
@@ -46,12 +48,15 @@ def codes_of(
         return statements, None
     if statements is not None:
         flags |= statements.co_flags & mainfile.FUTURE
-    return statements, compile(_ast.Expression(alone.value), name, "eval", flags, dont_inherit=True)
+    from _ast import Expression  # noqa: PLC0415 - see `mainfile.ONLY_TREE`
+
+    return statements, compile(Expression(alone.value), name, "eval", flags, dont_inherit=True)
 
 
-def is_silenced(source: bytes, last: _ast.stmt) -> bool:
+def is_silenced(source: bytes, last: Any) -> bool:
     """Whether a `;` follows the last statement, as in notebooks."""
     if b";" not in source or last.end_lineno is None:
         return False
     lines = source.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-    return lines[last.end_lineno - 1][last.end_col_offset :].lstrip().startswith(b";")
+    after: bytes = lines[last.end_lineno - 1][last.end_col_offset :]
+    return after.lstrip().startswith(b";")

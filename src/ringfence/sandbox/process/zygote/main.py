@@ -132,7 +132,7 @@ class Zygote:
         # What was installed for a box goes before what lies beside the interpreter, and after its own library.
         at = next((n for n, path in enumerate(sys.path) if path.endswith("-packages")), len(sys.path))
         sys.path[at:at] = config["packages"]
-        for name in config["preload"]:
+        for name in ("_ast", *config["preload"]):
             _preload(name)
         if config["setup"]:
             _run_setup(config["setup"])
@@ -146,6 +146,7 @@ class Zygote:
         signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
         kernel.set_flags(isolated=0, ignore_environment=0, no_user_site=0, safe_path=False)
         runner.name_a_parent()
+        runner.find_libraries()
         runner.forget_ourselves()
         sys.path.remove(sys.argv[1])
         if config["image"]:
