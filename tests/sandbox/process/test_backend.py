@@ -170,6 +170,17 @@ print(random.random())
     assert first[2] != second[2]
 
 
+async def test_a_fresh_interpreter_loads_nothing_large_that_its_program_does_not_use(backend: ProcessBackend) -> None:
+    source = "import sys\nprint([name for name in ('_ast', 'ctypes', 'json') if name in sys.modules])"
+    assert (await run(backend, source, layout="fresh")).stdout.text == "[]\n"
+
+
+@pytest.mark.parametrize("layout", ["shared", "fresh"])
+async def test_what_a_library_in_c_holds_is_written_at_the_end(backend: ProcessBackend, layout: Layout) -> None:
+    source = "import ctypes\nctypes.CDLL(None).printf(b'held')\ndel ctypes"
+    assert (await run(backend, source, layout=layout)).stdout.text == "held"
+
+
 async def test_a_fresh_layout_has_a_hash_seed_and_addresses_of_its_own(backend: ProcessBackend) -> None:
     source = "import ctypes\nprint(hash('x'), ctypes.cast(ctypes.CDLL(None).printf, ctypes.c_void_p).value)"
     shared = [await run(backend, source) for _ in range(8)]

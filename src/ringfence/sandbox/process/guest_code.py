@@ -14,8 +14,8 @@ from ringfence.sandbox.process.guest import later
 CODE_FD = 3
 """Where a new interpreter finds its code."""
 _PACKAGE = "ringfence.sandbox.process.guest"
-_OF_PROGRAMS = ("mainfile", "later", "source", "runner")
-_OF_CELLS = ("mainfile", "later", "source", "display", "runner", "claims", "repl")
+_OF_PROGRAMS = ("mainfile", "c_output", "later", "source", "runner")
+_OF_CELLS = ("mainfile", "c_output", "later", "source", "display", "runner", "claims", "repl")
 """Each after those that it needs; the last is the one that is wanted."""
 LOAD = f"""\
 import sys

@@ -20,6 +20,7 @@ from a cell ends there. Whatever of ours a cell breaks, it breaks for its own se
 
 from __future__ import annotations
 
+import _ast
 import _signal as signal  # type: ignore[import-not-found]
 import _socket as socket
 import _thread
@@ -34,7 +35,7 @@ import sys
 from os import _exit, access, close, dup2, fstat, getpid, pread
 from time import tzset
 
-from ringfence.sandbox.process.guest import claims, display, later, mainfile, runner
+from ringfence.sandbox.process.guest import c_output, claims, display, later, mainfile, runner
 from ringfence.sandbox.process.guest.source import codes_of, python_of
 
 TYPE_CHECKING = False
@@ -359,7 +360,7 @@ class Repl(display.Notebook):
                 sys.excepthook(type(exc), exc, exc.__traceback__)
             atexit._run_exitfuncs()
             display.flush()
-            runner.write_out_c()
+            c_output.flush()
         finally:
             _exit(status)
 
@@ -435,7 +436,7 @@ class Sources:
     """The sources of all cells of an interpreter."""
 
     def __init__(self) -> None:
-        self._flags = mainfile.TOP_LEVEL_AWAIT
+        self._flags = _ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         self._kept: dict[str, bytes] = {}
         self._size = 0
         self._linecache: Any = None
@@ -449,13 +450,13 @@ class Sources:
         """The statements; the last of them by itself if it is an expression whose value is to be shown."""
         python: bytes | None = None
         try:
-            tree = compile(source, name, "exec", self._flags | mainfile.ONLY_TREE, dont_inherit=True)
+            tree = compile(source, name, "exec", self._flags | _ast.PyCF_ONLY_AST, dont_inherit=True)
         except SyntaxError:
             if (python := python_of(source)) is None:
                 raise
         self.has_magics = python is not None
         if python is not None:
-            tree = compile(python, name, "exec", self._flags | mainfile.ONLY_TREE, dont_inherit=True)
+            tree = compile(python, name, "exec", self._flags | _ast.PyCF_ONLY_AST, dont_inherit=True)
             self._python[name] = source = python
         codes = codes_of(tree, name, source, self._flags, shown=shown)
         if codes[0] is not None:
@@ -659,7 +660,7 @@ class Streams:
                 stream.flush()
             except (OSError, ValueError, RuntimeError):
                 continue  # it is not read, or was closed
-        runner.write_out_c()
+        c_output.flush()
 
     def _mend(self) -> None:
         """Restore a stream that a cell closed, unless it put another in its place."""

@@ -22,12 +22,11 @@ import os
 import sys
 from _weakref import ref
 
-from ringfence.sandbox.process.guest import later, mainfile
+from ringfence.sandbox.process.guest import c_output, later, mainfile
 from ringfence.sandbox.process.guest.source import codes_of, may_answer, may_have_magics, python_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import CodeType, ModuleType, TracebackType
     from typing import Any
 else:
@@ -39,8 +38,6 @@ _MAX_SPLIT = 262_144
 """Bytes; the last expression of a longer program is a statement like any other."""
 
 
-_PLACE_OF_PYTHON = "/lib-dynload/"
-"""Where extension modules of the standard library lie."""
 _OURS = frozenset((__file__ if "__file__" in globals() else "<runner>", *map(later.file_of, later.MODULES)))
 
 
@@ -197,14 +194,14 @@ class GuestProgram:
         atexit._run_exitfuncs()
         written = _flush("stdout")
         _flush("stderr")
-        find_libraries()  # before what the program loaded is taken apart
+        c_output.find_libraries()  # before what the program loaded is taken apart
         if _thread._count():
             _write_out_files()  # daemon threads go on, and would complain about anything taken from them now
         else:
             self._take_apart()
         written = _flush("stdout", silently=not written) and written
         _flush("stderr")
-        write_out_c()
+        c_output.flush()
         if self._interrupted:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
@@ -346,39 +343,6 @@ def _say(text: str) -> None:
         stream.flush()
     except Exception:  # there is nowhere left to report it
         return
-
-
-_fflush: Callable[[None], int] | None = None
-_seen = 0
-"""How many modules there were when libraries were looked for."""
-
-
-def write_out_c() -> None:
-    """Write what libraries in C have in their buffers, if any was loaded that could have something there."""
-    find_libraries()
-    if _fflush is not None:
-        _fflush(None)
-
-
-def find_libraries() -> None:
-    """`ctypes` takes a third as long to load as the interpreter itself: only where it is there, or is needed."""
-    global _fflush, _seen
-    if _fflush is not None or _seen == len(sys.modules):
-        return
-    try:
-        _seen = len(sys.modules)
-        if "ctypes" in sys.modules or any(map(_is_library, [*sys.modules.values()])):
-            import ctypes  # noqa: PLC0415
-
-            _fflush = ctypes.pythonapi.fflush
-    except Exception:  # the program has changed what we would need for it
-        return
-
-
-def _is_library(module: object) -> bool:
-    """Whether a module is an extension that is none of Python's own."""
-    file = getattr(module, "__file__", None)
-    return isinstance(file, str) and file.endswith(".so") and _PLACE_OF_PYTHON not in file
 
 
 def _write_out_files() -> None:

@@ -20,7 +20,7 @@ import select
 import struct
 import sys
 
-from ringfence.sandbox.process.guest import runner
+from ringfence.sandbox.process.guest import c_output, runner
 from ringfence.sandbox.process.zygote import confine, kernel, landlock, machine, memory, native, plan, template, worker
 from ringfence.sandbox.process.zygote.confine import INSIDE_ID
 from ringfence.sandbox.process.zygote.template import CERTIFICATES
@@ -146,7 +146,7 @@ class Zygote:
         signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
         kernel.set_flags(isolated=0, ignore_environment=0, no_user_site=0, safe_path=False)
         runner.name_a_parent()
-        runner.find_libraries()
+        c_output.find_libraries()
         runner.forget_ourselves()
         sys.path.remove(sys.argv[1])
         if config["image"]:
