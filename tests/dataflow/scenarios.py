@@ -1,4 +1,4 @@
-"""The corpus as data: what is in `corpus/`, read once."""
+"""The corpora as data: what is in `corpus/` and in `second/`, read once. Both are of the same tools."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-CORPUS = Path(__file__).parent / "corpus"
+HERE = Path(__file__).parent
+CORPUS = HERE / "corpus"
 
 
 def _read(path: Path) -> Any:
@@ -79,10 +80,10 @@ def tools() -> dict[str, dict[str, Any]]:
 
 
 @cache
-def scenarios() -> tuple[Scenario, ...]:
+def scenarios(corpus: str = "corpus") -> tuple[Scenario, ...]:
     """All attempts and twins, in the order of the files."""
     found = []
-    for path in sorted(CORPUS.glob("*.yaml")):
+    for path in sorted((HERE / corpus).glob("*.yaml")):
         if path.name == "tools.yaml":
             continue
         for pair in _read(path):
