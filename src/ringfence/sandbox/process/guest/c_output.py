@@ -1,4 +1,4 @@
-"""What libraries in C have written and still hold in their buffers. Imports nothing of ours but the builtins."""
+"""What libraries in C have written and still hold in their buffers. A cell may replace the builtins, so these are kept."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def flush() -> None:
 
 
 def find_libraries() -> None:
-    """`ctypes` takes a third as long to load as the interpreter itself: only where it is there, or is needed."""
+    """`ctypes` takes more than half as long to load as the interpreter itself: only where it is there, or is needed."""
     global _fflush, _seen
     if _fflush is not None or _seen == len(sys.modules):
         return
