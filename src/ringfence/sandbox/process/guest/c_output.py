@@ -1,4 +1,4 @@
-"""What libraries in C have written and still hold in their buffers. A cell may replace the builtins, so these are kept."""
+"""What libraries in C have written and still hold in their buffers. Cells may replace the builtins: these are kept."""
 
 from __future__ import annotations
 
