@@ -236,6 +236,18 @@ def test_a_program_is_told_what_was_accepted(tmp_path: Path) -> None:
     assert told(0, path, "--accept", "--yes")["definitions"] == []
 
 
+def test_a_tool_that_takes_an_address_and_has_no_label_is_told_once_it_is_accepted(tmp_path: Path) -> None:
+    url = {"type": "object", "properties": {"url": {"type": "string"}}}
+    path = offering(tmp_path, {"name": "fetch", "inputSchema": url}, {"name": "mail"}, {"name": "file"})
+    labelled = "capabilities: {fetch: {}, mail: {labels: [untrusted]}, file: {labels: [private]}}"
+    path.write_text(path.read_text().replace("capabilities: {read: {mode: read, server: files}}", labelled))
+    assert told(0, path)["problems"] == [], "nothing is known of it yet"
+    assert told(0, path, "--accept", "--yes")["problems"] == []
+    (found,) = told(0, path)["problems"]
+    assert found["severity"] == "warning"
+    assert found["problem"].startswith("capability 'fetch' takes url and is never labelled external_sink")
+
+
 # ── Accepting definitions ─────────────────────────────────────────────────────────────────────────
 
 

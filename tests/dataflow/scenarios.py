@@ -1,4 +1,4 @@
-"""The corpora as data: what is in `corpus/` and in `second/`, read once. Both are of the same tools."""
+"""The corpora as data: what is in `corpus/`, `second/` and `third/`, read once. All are of the same tools."""
 
 from __future__ import annotations
 

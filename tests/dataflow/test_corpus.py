@@ -8,7 +8,7 @@ import pytest
 
 from tests.dataflow.scenarios import scenarios, tools
 
-CORPORA = ("corpus", "second")
+CORPORA = ("corpus", "second", "third")
 
 
 def test_there_are_a_hundred_attempts_and_a_hundred_twins_half_of_them_held_out() -> None:

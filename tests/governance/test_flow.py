@@ -11,8 +11,10 @@ import pytest
 
 from ringfence.core.model import ApprovalRule, Json, Outcome, Principal, ServerVolume, StandingTerms, Status
 from ringfence.governance import question
+from ringfence.governance.contract import Capability
+from ringfence.governance.flow import unlabelled_ways_out
 from tests.faking import DESK, OK, Said, Way, contract, governed
-from tests.making import rule
+from tests.making import definition, rule
 
 pytestmark = pytest.mark.anyio
 
@@ -268,3 +270,54 @@ async def test_a_box_is_remembered_for_as_long_as_what_it_left_may_be_kept(tmp_p
         scopes = [scope for (scope,) in way.store.reader()._connection.execute("SELECT DISTINCT scope FROM labels")]
     assert [each for each in scopes if each.startswith("b:")] == ["b:old", "b:recent"]
     assert {"s:recent", old} <= set(scopes) and "s:older" not in scopes
+
+
+# ── Ways out that have no label ───────────────────────────────────────────────────────────────────
+
+
+def capability(name: str, shape: Json, **given: Any) -> Capability:
+    return Capability(contract(name, **given), definition(name, inputSchema=shape))
+
+
+def taking(*names: str) -> Json:
+    return {"type": "object", "properties": {name: {"type": "string"} for name in names}}
+
+
+LABELLED = (capability("read_record", taking("id"), labels=["private"]),)
+FROM_OUTSIDE = (capability("inbox", taking("folder"), result={"trust": "untrusted"}),)
+
+
+def named_ways_out(*capabilities: Capability) -> list[str]:
+    told = unlabelled_ways_out((*LABELLED, *FROM_OUTSIDE, *capabilities))
+    return [text.split("'")[1] for text in told]
+
+
+@pytest.mark.parametrize(
+    ("shape", "named"),
+    [
+        (taking("url"), True),
+        (taking("targetUrl"), True),
+        (taking("webhook_url"), True),
+        (taking("command"), True),
+        (taking("bcc"), True),
+        ({"type": "object", "properties": {"where": {"type": "string", "format": "uri"}}}, True),
+        (taking("tour"), False),
+        (taking("id", "text"), False),
+        ({"type": "object"}, False),
+        ({"type": "object", "properties": {"url": True}}, True),
+    ],
+)
+def test_a_tool_that_takes_an_address_and_is_never_a_sink_is_named(shape: Json, named: bool) -> None:
+    assert named_ways_out(capability("post", shape, mode="write")) == (["post"] if named else [])
+
+
+def test_a_tool_that_is_a_sink_at_least_sometimes_is_not_named() -> None:
+    sometimes = [{"label": "external_sink", "when": 'args.url != "x"'}]
+    said: list[list[Any]] = [["external_sink"], sometimes]
+    assert named_ways_out(*(capability("post", taking("url"), labels=labels) for labels in said)) == []
+
+
+def test_nothing_is_named_where_no_rule_about_labels_could_stop_anything() -> None:
+    post = capability("post", taking("url"), mode="write")
+    for alone in (LABELLED, FROM_OUTSIDE, ()):
+        assert unlabelled_ways_out((*alone, post)) == []

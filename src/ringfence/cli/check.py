@@ -18,8 +18,10 @@ from ringfence.cli import common, options
 from ringfence.cli.definitions import Change
 from ringfence.cli.terminal import confirm, painted, safe
 from ringfence.config import Config
-from ringfence.core.errors import ConfigError, Problem, RingfenceError, Unavailable
+from ringfence.core import labels
+from ringfence.core.errors import ConfigError, Problem, RingfenceError, StoreError, Unavailable
 from ringfence.core.model import Contract, Definition, Json, ServerSpec
+from ringfence.governance import flow
 from ringfence.governance.policy import Policy
 
 if TYPE_CHECKING:
@@ -101,9 +103,23 @@ def _read(path: Path) -> tuple[Config | None, list[Json]]:
     except ConfigError as exc:
         return None, [_problem(each, "error") for each in exc.problems]
     overlaps = config.overlaps(settings)
-    warnings = (*settings.warnings, *config.doubts(settings))
+    warnings = (*settings.warnings, *config.doubts(settings), *_ways_out(settings))
     said = [_problem(each, "warning") for each in warnings] + [_problem(each, "error") for each in overlaps]
     return None if overlaps else settings, said
+
+
+def _ways_out(settings: Config) -> list[Problem]:
+    """Tools whose accepted definitions say that they take an address, and that the operator declared as no way out."""
+    if not any(map(labels.labelled, settings.contracts.values())):
+        return []
+    from ringfence.compose.offline import catalog_of, pins_of  # noqa: PLC0415 - most files have no labels
+
+    try:
+        catalog = catalog_of(settings, pins_of(settings))
+    except StoreError:  # `audit verify` says what is wrong with the state
+        return []
+    offered = catalog.offered(settings.environment)
+    return [Problem(str(settings.path), 1, 1, text) for text in flow.unlabelled_ways_out(offered)]
 
 
 def _problem(problem: Problem, severity: str) -> Json:

@@ -7,7 +7,8 @@ then on. They are written down before anything is sent, so that neither a crash 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
@@ -15,9 +16,10 @@ from typing import TYPE_CHECKING
 from ringfence.core import canonical
 from ringfence.core.errors import Refused
 from ringfence.core.expression import Expression, ExpressionError, variables
-from ringfence.core.labels import SINK, UNTRUSTED, in_force, of_content
-from ringfence.core.model import Answer, Call, Contract, Flow, Json, Mode, ServerSpec, Status, Transport
+from ringfence.core.labels import PRIVATE, SINK, UNTRUSTED, in_force, of_content
+from ringfence.core.model import Answer, Call, Contract, Definition, Flow, Json, Mode, ServerSpec, Status, Transport
 from ringfence.core.record import dataclass
+from ringfence.governance.contract import Capability
 from ringfence.sandbox.tools import resources
 from ringfence.sandbox.tools.toolkit import FORKS_A_SESSION
 from ringfence.store import Held, Scopes, Store, Transaction
@@ -57,6 +59,56 @@ def own_labels(call: Call, contract: Contract, environment: str) -> tuple[str, .
         except (ExpressionError, ValueError, TypeError, RecursionError):
             found[each.label] = None
     return tuple(found)
+
+
+# ── Ways out that have no label ───────────────────────────────────────────────────────────────────
+
+_ADDRESSES = frozenset(
+    (
+        *("address", "bcc", "cc", "channel", "cmd", "code", "command", "domain", "email", "endpoint", "host"),
+        *("hostname", "href", "link", "recipient", "recipients", "script", "shell", "to", "uri", "url", "urls"),
+        "webhook",
+    )
+)
+"""Names of arguments that choose where something goes, or what is run and then sends where it likes."""
+_FORMATS = frozenset(("email", "hostname", "idn-email", "idn-hostname", "iri", "uri"))
+
+
+def unlabelled_ways_out(capabilities: Iterable[Capability]) -> list[str]:
+    """Tools of servers that take an address or a command and are never an `external_sink`, each in a sentence. Only
+    where rules about labels could stop anything: something is private, and something untrusted."""
+    every = list(capabilities)
+    said = {label for each in every for label in _said(each.contract)}
+    if not {PRIVATE, UNTRUSTED} <= said:
+        return []
+    return [
+        f"capability {each.contract.name!r} takes {', '.join(found)} and is never labelled {SINK}: what was read can"
+        " leave by it unasked; label it, at least where a condition says so"
+        for each in every
+        if each.contract.transport is Transport.MCP
+        and SINK not in _said(each.contract)
+        and (found := _addresses(each.definition))
+    ]
+
+
+def _said(contract: Contract) -> set[str]:
+    """The labels that calls under a contract may have."""
+    untrusted = {UNTRUSTED} if contract.result.trust == "untrusted" else set[str]()
+    return {*contract.labels, *(each.label for each in contract.labels_when), *untrusted}
+
+
+def _addresses(definition: Definition | None) -> list[str]:
+    """The arguments that a tool's schema declares for addresses and commands."""
+    schema = definition.body.get("inputSchema") if definition is not None else None
+    declared = schema.get("properties") if isinstance(schema, dict) else None
+    if not isinstance(declared, dict):
+        return []
+    return [
+        name
+        for name, shape in declared.items()
+        if _ADDRESSES.intersection(re.split(r"[^a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()))
+        or (isinstance(shape, dict) and shape.get("format") in _FORMATS)
+    ]
 
 
 # ── Scopes ────────────────────────────────────────────────────────────────────────────────────────
