@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import ringfence
-from ringfence.compose.backends import make_backend, templates
+from ringfence.compose.backends import make_staying_backend, templates
 from ringfence.config import paths
 from ringfence.config.settings import SandboxSettings
 from ringfence.core import canonical
@@ -122,7 +122,7 @@ def main() -> None:
     @asynccontextmanager
     async def open_sessions() -> AsyncIterator[SessionManager]:
         state = Path(folder).parent
-        backend = make_backend(settings, state)
+        backend = make_staying_backend(settings, state)
         try:
             rules = keeper_rules(settings)
             serve = _serve_by(_installer(state, backend, settings))

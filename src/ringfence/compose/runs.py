@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ringfence import identity
 from ringfence.audit.signing import signing_key
-from ringfence.compose.backends import make_backend, templates
+from ringfence.compose.backends import GUESTS, make_backend, templates
 from ringfence.compose.run_request import RunRequest
 from ringfence.compose.secrets import ConfiguredSecrets, redacted_logs
 from ringfence.config import paths
@@ -144,7 +144,7 @@ def provision(settings: SandboxSettings) -> Provision:
     return Provision(
         limits,
         templates(settings),
-        lives=lives if settings.max_sessions > 0 else None,
+        lives=lives if settings.max_sessions > 0 and settings.backend not in GUESTS else None,
         installs=settings.installs,
         installable=settings.allow_packages,
         inside=Installs(settings.allow_packages if settings.install_inside else (), settings.packages),

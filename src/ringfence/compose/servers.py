@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from ringfence.compose.backends import make_backend
+from ringfence.compose.backends import make_staying_backend
 from ringfence.compose.runs import UNATTENDED, provision
 from ringfence.config import paths
 from ringfence.config.folders import kept_apart, touches_credentials
@@ -175,7 +175,7 @@ async def inspect_server(
 
     try:
         await anyio.to_thread.run_sync(verify, spec, configuration)
-        backend = make_backend(settings)
+        backend = make_staying_backend(settings)
     except Unavailable as exc:
         return ServerInspection(problem=exc.message)
 

@@ -856,7 +856,7 @@ def _reaches(network: NetworkSpec, url: str) -> bool:
 def _unbuilt_sandbox(draft: Draft) -> None:
     sandbox = draft.sandbox.shape
     where = draft.sandbox.where
-    if sandbox.backend != "process":
+    if sandbox.backend not in ("process", "oci"):
         _refuse(draft, (*where, "backend"), f"sandbox backend {sandbox.backend}")
     for key in ("docker_image", "firecracker_kernel_path", "firecracker_rootfs_path"):
         if getattr(sandbox, key):

@@ -39,8 +39,8 @@ _AGAIN = (4.0, 16.0)
 _GONE_SECONDS = 0.05
 _GOING_SECONDS = 2.0
 """Who is dead by then needs a moment to be gone."""
-_HOST_CANNOT = ("maps_no_ids",)
-"""Reasons for which a backend rightly refuses a box: what is asked for cannot be had on this host."""
+_HOST_CANNOT = ("maps_no_ids", "not_supported")
+"""Reasons for which a backend rightly refuses a box: what is asked for cannot be had on this host, or of it at all."""
 
 
 class NotHereError(Exception):

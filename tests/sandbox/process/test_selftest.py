@@ -77,6 +77,7 @@ class TestMissing:
             pytest.skip(f"no box can be made here: {dict(missing)}")
         for words, runs in (("accept_missing: [landlock]", True), ("accept_missing: []", False)):
             backend = make_backend(loads(f"sandbox: {{{words}}}", file="a.yaml", base=tmp_path).sandbox)
+            assert isinstance(backend, ProcessBackend)
             try:
                 said = (await ran(backend, b"print('runs')")).stdout.text
             except Unavailable as exc:

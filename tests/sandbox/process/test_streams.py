@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence.core.box import Captured
-from ringfence.sandbox.process.streams import Capture
+from ringfence.sandbox.process.capture import Capture
 
 chunks = st.lists(st.binary(max_size=40), max_size=40)
 

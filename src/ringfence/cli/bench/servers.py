@@ -14,7 +14,7 @@ from pathlib import Path
 import anyio
 
 from ringfence.cli.bench.measure import Row, row
-from ringfence.compose.backends import make_backend
+from ringfence.compose.backends import make_staying_backend
 from ringfence.compose.runs import provision
 from ringfence.compose.servers import launch_settings
 from ringfence.config.paths import process_environment
@@ -38,7 +38,7 @@ def run(calls: int) -> list[Row]:
 
 async def _run(calls: int) -> list[Row]:
     settings = SandboxSettings()
-    backend = make_backend(settings)
+    backend = make_staying_backend(settings)
     boxes = BoxLauncher(backend, launch_settings(provision(settings).limits, {}, None))
     launchers: dict[str, Launcher] = {"bare": HostLauncher(process_environment()), "boxed": boxes}
     try:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from ringfence.core.box import Limit
 from ringfence.core.system import process_fields
 from ringfence.sandbox.process.box import Box
+from ringfence.sandbox.process.cgroups.cgroup import Group
 from ringfence.sandbox.process.limits import uncounted
 from ringfence.sandbox.process.limits.pulse import worked_ms
 from ringfence.sandbox.process.limits.shared_pages import LONGEST, memory
@@ -63,14 +64,21 @@ def counted_memory(box: Box, files: int, rest: int) -> int:
     charged to the group counts there: what we wrote into it ourselves is not, and makes no room for memory."""
     assert box.group is not None
     held = rest + max(0, files - on_disk(box))  # first: what is removed meanwhile would count as memory
+    return with_uncounted(held, box.first, box.group, box.hub.locks, lambda: _inside(box), box.limits.memory_bytes)
+
+
+def with_uncounted(
+    held: int, first: int, group: Group, locks: uncounted.Locks, inside: Callable[[], Iterable[int]], most: int
+) -> int:
+    """The memory of a box by its first process, with what its control group does not count."""
     # Where the group counts datagrams as well, those that wait count twice: which of them are copies is not known.
-    held += uncounted.datagrams(box.first)
-    held += uncounted.unlisted(box.first, box.limits.memory_bytes - held)
-    if box.group.counts_sockets:
-        held += uncounted.unaccepted(box.first, box.limits.memory_bytes - held)
+    held += uncounted.datagrams(first)
+    held += uncounted.unlisted(first, most - held)
+    if group.counts_sockets:
+        held += uncounted.unaccepted(first, most - held)
     else:
-        held += uncounted.streams(box.first, box.limits.memory_bytes - held)
-    return held + box.hub.locks.held(lambda: _inside(box), box.limits.memory_bytes)
+        held += uncounted.streams(first, most - held)
+    return held + locks.held(inside, most)
 
 
 def added_up(box: Box, enough: int) -> tuple[int, float, int]:

@@ -96,15 +96,25 @@ class NetworkOutlet:
 
 
 async def _environment(box: Box, way: ServedRoute) -> dict[str, str]:
+    trusted = trusted_authorities(way)
+    if trusted is not None:
+        given = memory_file(trusted)
+        try:
+            await box.ask_zygote({"request": "trust"}, [given])
+        finally:
+            os.close(given)
+    return proxy_environment(way, CERTIFICATES)
+
+
+def proxy_environment(way: ServedRoute, certificates: str) -> dict[str, str]:
+    """The variables by which programs find the proxy, and the authorities to trust at that path of their box."""
     env = {**_PROXIES, **dict.fromkeys(("no_proxy", "NO_PROXY"), ",".join(way.unproxied)), **way.env}
-    if way.authority is None:
-        return env
-    given = memory_file(_system_bundle() + way.authority)
-    try:
-        await box.ask_zygote({"request": "trust"}, [given])
-    finally:
-        os.close(given)
-    return {**env, **dict.fromkeys(_TRUSTS, CERTIFICATES)}
+    return env if way.authority is None else {**env, **dict.fromkeys(_TRUSTS, certificates)}
+
+
+def trusted_authorities(way: ServedRoute) -> bytes | None:
+    """The authorities that a box is to trust, in PEM; None: those of its own system."""
+    return None if way.authority is None else _system_bundle() + way.authority
 
 
 @cache

@@ -108,6 +108,12 @@ class Group:
         self.pauses = False
         """It can stop processes, for a box that stays."""
 
+    @property
+    def place(self) -> str:
+        """Its path beneath the mount of each hierarchy; where that differs, relative to this process's own groups."""
+        places = {folder.path.removeprefix(folder.mount) for folder in self._folders.values()}
+        return places.pop() if len(places) == 1 else self.name
+
     def keep_files_open(self) -> None:
         """Keep files open, for a group that is read again and again."""
         self._files.keep()

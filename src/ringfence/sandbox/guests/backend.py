@@ -1,0 +1,244 @@
+"""A backend whose boxes are guests of an engine, with our agent as their first process."""
+
+from __future__ import annotations
+
+import asyncio
+import marshal
+import os
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from socket import socket
+
+from ringfence.core.aio import leave, shielded
+from ringfence.core.box import TEMPLATES, BoxReport, BoxSpec, FileFact, Mount, OnOutput, Serve
+from ringfence.core.errors import Unavailable, beginning
+from ringfence.core.model import Json, Recheck, always
+from ringfence.sandbox.files import inputs
+from ringfence.sandbox.guests.engine import Guest, GuestEngine, GuestRoot, GuestShape
+from ringfence.sandbox.guests.link import GuestGone, Link, first_words
+from ringfence.sandbox.guests.run import GuestRun
+from ringfence.sandbox.process.host.capabilities import check_spec
+from ringfence.sandbox.process.limit_watch import kernel_cpu_seconds, longest_file
+from ringfence.sandbox.process.outlet import PORT, NetworkOutlet, proxy_environment, trusted_authorities
+from ringfence.sandbox.process.seccomp.filter import compile_filter
+from ringfence.sandbox.process.seccomp.notifications import Account, Denials
+
+Roots = Callable[[str], Awaitable[GuestRoot]]
+"""The root of a template. Raises Unavailable."""
+_SHIPPED = (
+    "process.zygote.kernel",
+    "process.zygote.landlock",
+    "process.zygote.machine",
+    "guests.harden",
+    "guests.agent",
+)
+"""Modules that run in a guest, each after those that it needs."""
+_SANDBOX = Path(__file__).parents[1]
+_BOOT_SECONDS = 60.0
+_CERTIFICATES = "/home/user/.certificates.pem"
+"""The authorities to trust where TLS ends at the proxy. Programs may change that: it is they who look there."""
+_ENV = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "HOME": "/home/user",
+    "TMPDIR": "/workspace/tmp",
+    "LANG": "C.UTF-8",
+    "USER": "box",
+    "LOGNAME": "box",
+    "TERM": "xterm-256color",
+}
+
+
+class GuestBackend:
+    """Boxes that are guests."""
+
+    def __init__(self, engine: GuestEngine, roots: Roots, templates: Mapping[str, tuple[str, ...]] = TEMPLATES) -> None:
+        self._engine = engine
+        self._roots = roots
+        self._templates = templates
+        self._guests: set[Guest] = set()
+        self._finding = asyncio.Lock()
+        self._found: dict[str, GuestRoot] = {}
+
+    @property
+    def name(self) -> str:
+        return self._engine.name
+
+    async def run(self, spec: BoxSpec, tell: OnOutput | None = None, recheck: Recheck = always) -> BoxReport:
+        check_spec(spec, self._templates)
+        self._check(spec)
+        if spec.inputs or spec.output is not None:
+            inputs.check_inputs(spec.inputs, spec.output)
+        runs: list[GuestRun] = []
+        with beginning("the box", lambda: any(run.ordered for run in runs)):
+            await self._engine.open()
+            root = await self._root(spec)
+            return await self._run(spec, root, tell, recheck, runs)
+
+    async def _run(
+        self, spec: BoxSpec, root: GuestRoot, tell: OnOutput | None, recheck: Recheck, runs: list[GuestRun]
+    ) -> BoxReport:
+        given: Path | None = None
+        facts: tuple[FileFact, ...] = ()
+        guest: Guest | None = None
+        outlet: NetworkOutlet | None = None
+        try:
+            if spec.inputs:
+                given, facts = await asyncio.to_thread(_put, spec)
+            guest = await self._engine.start(GuestShape(root, spec.limits, given, _mounts(spec)))
+            self._guests.add(guest)
+            listener = await self._boot(guest, spec)
+            isolation = self._isolation(guest, spec)
+            env = dict(spec.env)
+            if spec.packages:
+                env["PYTHONPATH"] = ":".join(filter(None, (env.get("PYTHONPATH"), *map(str, spec.packages))))
+            if spec.network is not None and listener is not None:
+                outlet = await _open_outlet(guest, spec.network, listener)
+                env = {**outlet.env, **env}
+            await recheck()
+            link = guest.link
+            assert link is not None
+            denials = Denials(link.given[0] if link.given else None, Account(spec.limits.memory_bytes))
+            run = GuestRun(guest, link, spec, root, tell, denials)
+            runs.append(run)
+            try:
+                report = await run.to_the_end(env, facts)
+            except asyncio.CancelledError as cancelled:
+                leave(cancelled, BoxReport("cancelled", isolation=isolation, inputs=facts))
+                raise
+        finally:
+            if outlet is not None:
+                await outlet.close()
+            if guest is not None:
+                await shielded(asyncio.ensure_future(self._remove(guest)))
+            if given is not None:
+                await asyncio.to_thread(shutil.rmtree, given, ignore_errors=True)
+        network = outlet.final_facts if outlet is not None else None
+        return replace(report, isolation=isolation, network=network, trouble=tuple(guest.trouble))
+
+    async def close(self) -> None:
+        for guest in list(self._guests):
+            await self._remove(guest)
+        await self._engine.close()
+
+    async def _remove(self, guest: Guest) -> None:
+        await guest.remove()
+        if guest.link is not None:
+            for descriptor in guest.link.given:
+                os.close(descriptor)
+            guest.link.given = []
+        self._guests.discard(guest)
+
+    # ── What guests are made of ──
+
+    def _check(self, spec: BoxSpec) -> None:
+        """Raises Unavailable for what this backend cannot give: it never gives less instead."""
+        asked = {
+            "named programs": spec.programs is not None,
+            "folders of the host to write to": any(each.mode == "rw" for each in spec.mounts),
+            "installs by programs": spec.installs,
+            "an image as its root": spec.root is not None or spec.image is not None,
+        }
+        lacking = [what for what, wanted in asked.items() if wanted]
+        if lacking:
+            text = f"backend {self.name} cannot give boxes {', '.join(lacking)} yet; backend process can"
+            raise Unavailable("not_supported", text)
+
+    async def _root(self, spec: BoxSpec) -> GuestRoot:
+        """Found once: looking whether the host is still the same takes longer than a box."""
+        async with self._finding:
+            if spec.template not in self._found:
+                self._found[spec.template] = await self._roots(spec.template)
+        return self._found[spec.template]
+
+    async def _boot(self, guest: Guest, spec: BoxSpec) -> socket | None:
+        """Start the agent. Returns the listener of the way out, if there is to be one. Raises Unavailable."""
+        limits = spec.limits
+        cpu = kernel_cpu_seconds(limits)
+        told: Json = {
+            "env": _ENV,
+            "output": "/workspace/output",
+            "folders": ["/workspace/output", "/workspace/tmp"],
+            "limits": {
+                "RLIMIT_NOFILE": limits.open_files,
+                "RLIMIT_FSIZE": longest_file(limits),
+                **({"RLIMIT_CPU": cpu} if cpu else {}),
+            },
+            "harden": guest.hardens,
+            "listen": PORT if spec.network is not None else 0,
+        }
+        hardens = guest.hardens is not None
+        given = (1 + (spec.network is not None)) if hardens else 0
+        first = first_words(agent_code(), told, compile_filter(os.uname().machine, notify=hardens))
+        try:
+            async with asyncio.timeout(_BOOT_SECONDS):
+                link = guest.link = await Link.over(guest.stream, first, settle=guest.settle, given=given)
+                await link.ready()
+        except (GuestGone, TimeoutError):
+            guest.kill()
+            async with asyncio.timeout(_BOOT_SECONDS):
+                why = await asyncio.shield(guest.ended)
+            raise Unavailable("no_box", f"the box could not be started: {why}") from None
+        guest.look()
+        return socket(fileno=link.given.pop()) if spec.network is not None else None
+
+    def _isolation(self, guest: Guest, spec: BoxSpec) -> Json:
+        fact = {"backend": self.name, "level": self._engine.level, "memory_layout": "fresh", **guest.isolation}
+        if spec.mounts:
+            fact["mounts"] = [{"at": each.at, "mode": each.mode} for each in spec.mounts]
+        return fact
+
+
+def _put(spec: BoxSpec) -> tuple[Path, tuple[FileFact, ...]]:
+    """The inputs in a folder of the host, which the guest sees."""
+    folder = Path(tempfile.mkdtemp(prefix="ringfence-input-"))
+    folder.chmod(0o755)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return folder, inputs.put_inputs(descriptor, spec.inputs)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def _mounts(spec: BoxSpec) -> tuple[Mount, ...]:
+    """Everything of the host that it sees besides its root."""
+    lent = dict.fromkeys(os.path.realpath(each) for each in (*spec.trees, *spec.packages))
+    return (*spec.mounts, *(Mount(each, each) for each in lent))
+
+
+async def _open_outlet(guest: Guest, serve: Serve, listener: socket) -> NetworkOutlet:
+    try:
+        way = await serve(listener)
+    except BaseException:
+        listener.close()
+        raise
+    try:
+        trusted = trusted_authorities(way)
+        if trusted is not None:
+            assert guest.link is not None
+            await guest.link.open({"do": "write", "path": _CERTIFICATES}, trusted).result
+    except BaseException as problem:
+        await way.close()
+        if isinstance(problem, GuestGone):
+            raise Unavailable("no_box", f"the box was gone before anything ran: {problem}") from None
+        raise
+    return NetworkOutlet(way, proxy_environment(way, _CERTIFICATES))
+
+
+@cache
+def agent_code(*, compiled: bool = True) -> bytes:
+    """The agent, for an interpreter of the same version as this one, or for any."""
+    packages = ("ringfence", "ringfence.sandbox", "ringfence.sandbox.process", "ringfence.sandbox.process.zygote")
+    parts: list[tuple[str, object]] = [(name, b"") for name in (*packages, "ringfence.sandbox.guests")]
+    for name in _SHIPPED:
+        source = _SANDBOX.joinpath(*name.split(".")).with_suffix(".py").read_bytes()
+        whole = f"ringfence.sandbox.{name}"
+        code = compile(source, f"<{whole}>", "exec", dont_inherit=True) if compiled else source
+        parts.append((whole, code))
+    return marshal.dumps(parts)

@@ -1,0 +1,127 @@
+"""What a backend of guests needs of an engine: something that starts a root with our agent in it, and ends it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from socket import socket
+from typing import Protocol
+
+from ringfence.core.box import Limit, Limits, Mount
+from ringfence.core.model import Json
+from ringfence.core.record import plain
+from ringfence.sandbox.guests.link import Link
+from ringfence.sandbox.process.cgroups.cgroup import Counted
+
+USER = 1000
+"""The user of programs in a guest."""
+LINK = 3
+"""The descriptor of the stream, where an engine passes descriptors on."""
+BOOT = f"""\
+import marshal, os, sys
+def read(many):
+    data = b""
+    while len(data) < many:
+        piece = os.read({LINK}, many - len(data))
+        if not piece:
+            os._exit(0)
+        data += piece
+    return data
+os.write({LINK}, b"+")
+for name, code in marshal.loads(read(int.from_bytes(read(4), "big"))):
+    module = sys.modules[name] = type(sys)(name)
+    exec(compile(code, "<" + name + ">", "exec") if isinstance(code, bytes) else code, module.__dict__)
+module.serve({LINK}, {LINK})
+"""
+"""What the first process of a guest is started with: it says that it is there, and reads the agent from the stream, so
+that no root has to have it."""
+
+
+@plain
+class GuestRoot:
+    """The root of a guest: a folder that is readable by all, with an interpreter in it."""
+
+    folder: Path
+    python: str
+    digest: str
+
+
+@plain
+class GuestShape:
+    """What a guest is to be."""
+
+    root: GuestRoot
+    limits: Limits
+    input: Path | None = None
+    """A folder that it sees, read-only, as /workspace/input."""
+    mounts: tuple[Mount, ...] = ()
+
+
+class Guest(Protocol):
+    """One guest, from its start to its end."""
+
+    stream: socket
+    """To its first process, which waits for the agent."""
+    link: Link | None
+    """Over that stream, once the agent is there."""
+    hardens: Json | None
+    """What the agent is to do to the guest; None: its engine does all of it."""
+    ended: asyncio.Future[str]
+    """Why it ended."""
+    trouble: list[str]
+
+    def settle(self) -> None:
+        """Do what is left to do from outside, once its first process is there and before it has the agent."""
+        ...
+
+    def look(self) -> None:
+        """Read back what can be seen of it, once its agent is ready."""
+        ...
+
+    @property
+    def isolation(self) -> Json:
+        """What of the `isolation` fact the engine knows."""
+        ...
+
+    def usage(self) -> GuestUsage | None:
+        """What it uses now; None where it is gone."""
+        ...
+
+    def counted(self) -> Counted:
+        """What the kernel counted of it."""
+        ...
+
+    def kill(self) -> None: ...
+
+    async def remove(self) -> Sequence[str]:
+        """End it, and remove everything that was made for it. Returns what could not be removed."""
+        ...
+
+
+@plain
+class GuestUsage:
+    memory_bytes: int
+    """Without the files of the workspace, which are disk."""
+    cpu_ms: float
+    full: Limit | None = None
+
+
+class GuestEngine(Protocol):
+    """Starts guests."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def level(self) -> str: ...
+
+    async def open(self) -> None:
+        """Try it, once. Raises Unavailable, with what is missing and how to get it."""
+        ...
+
+    async def start(self, shape: GuestShape) -> Guest:
+        """Raises Unavailable: then nothing runs."""
+        ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,157 @@
+"""Holds what containers of one supervisor need on the host, and ends them when it has died. A process of its own.
+
+It has a mount namespace of its own, in which roots lie where every user can reach them, and from which containers are
+started. Its orders come as lines of JSON on its standard input, each with one line as the answer:
+
+    {"root": NAME, "folder": PATH, "points": [[PATH, "file" or "folder"], ...]}
+                                         show a folder as NAME, read-only, with such places to mount something at
+    {"lend": NAME, "path": PATH}         show a file or folder as NAME, read-only
+    {"hide": [NAME, ...]}                these are no longer needed
+    {"owe": NAME, "words": [...]}        run this command if the supervisor dies
+    {"settled": NAME}                    that is no longer needed
+
+Imports the standard library alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_NEW_MOUNTS = 0x20000
+_PRIVATE = 0x44000
+_BIND = 0x1000
+_READ_ONLY = 0x1 | 0x2 | 0x4
+"""MS_RDONLY, MS_NOSUID, MS_NODEV."""
+_REMOUNT = 0x20
+_DETACH = 2
+_SECONDS = 20
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _call(name: str, *arguments: object) -> None:
+    given = [each.encode() if isinstance(each, str) else each for each in arguments]
+    if getattr(_libc, name)(*given) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+def main(folder: str) -> None:
+    view = f"{folder}/view"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _call("unshare", _NEW_MOUNTS)
+    _call("mount", None, "/", None, ctypes.c_ulong(_PRIVATE), None)
+    _call("mount", "ringfence", view, "tmpfs", ctypes.c_ulong(0), "mode=711,size=16m")
+    _leave_empty_hierarchy()
+    _answer({})
+    owed = {}
+    for line in sys.stdin:
+        order = json.loads(line)
+        try:
+            if "root" in order:
+                _show(view, order["root"], order["folder"], order["points"])
+            elif "lend" in order:
+                _lend(view, order["lend"], order["path"])
+            elif "hide" in order:
+                _hide(view, order["hide"])
+            elif "owe" in order:
+                owed[order["owe"]] = order["words"]
+            else:
+                owed.pop(order["settled"], None)
+            _answer({})
+        except OSError as problem:
+            _answer({"failed": str(problem)})
+    for words in owed.values():
+        _settle(words)
+    if _libc.umount2(view.encode(), _DETACH) == 0:  # or what is shown there would be removed
+        for name in ("bundles", "run"):
+            shutil.rmtree(f"{folder}/{name}", ignore_errors=True)
+        _remove_empty(view, folder)
+
+
+def _answer(told: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(told) + "\n")
+    sys.stdout.flush()
+
+
+def _show(view: str, name: str, folder: str, points: list[list[str]]) -> None:
+    place, below = f"{view}/{name}", f"{view}/below-{name}"
+    for each in (place, below, f"{below}/points", f"{below}/root"):
+        os.mkdir(each, 0o755)
+    for path, kind in points:
+        at = f"{below}/points/{path.strip('/')}"
+        os.makedirs(at if kind == "folder" else os.path.dirname(at), 0o755, exist_ok=True)
+        if kind == "file":
+            os.close(os.open(at, os.O_CREAT | os.O_WRONLY, 0o644))
+    _call("mount", folder, f"{below}/root", None, ctypes.c_ulong(_BIND), None)
+    _call("mount", None, f"{below}/root", None, ctypes.c_ulong(_BIND | _REMOUNT | _READ_ONLY), None)
+    # Not the host's file system itself: without a layer to write to, this one is read-only.
+    layers = f"lowerdir={below}/points:{below}/root"
+    _call("mount", "ringfence", place, "overlay", ctypes.c_ulong(_READ_ONLY), layers)
+
+
+def _lend(view: str, name: str, path: str) -> None:
+    place = f"{view}/{name}"
+    if os.path.isdir(path):
+        os.mkdir(place, 0o755)
+    else:
+        os.close(os.open(place, os.O_CREAT | os.O_WRONLY, 0o644))
+    _call("mount", path, place, None, ctypes.c_ulong(_BIND), None)
+    _call("mount", None, place, None, ctypes.c_ulong(_BIND | _REMOUNT | _READ_ONLY), None)
+
+
+def _hide(view: str, names: list[str]) -> None:
+    for name in names:
+        place, below = f"{view}/{name}", f"{view}/below-{name}"
+        for each in (place, f"{below}/root"):
+            _libc.umount2(each.encode(), _DETACH)
+        # Only what is empty goes, and places that were made here: never through a mount that stayed.
+        if os.path.isdir(below):
+            shutil.rmtree(f"{below}/points", ignore_errors=True)
+            _remove_empty(f"{below}/root", below)
+        if os.path.isdir(place):
+            _remove_empty(place)
+        elif os.path.exists(place):
+            os.unlink(place)
+
+
+def _remove_empty(*places: str) -> None:
+    for place in places:
+        try:
+            os.rmdir(place)
+        except OSError:
+            return
+
+
+def _leave_empty_hierarchy() -> None:
+    """A v2 hierarchy beside those of v1 has no controllers, but crun refuses to start where it sees one."""
+    try:
+        with open("/proc/self/mountinfo") as mounts:
+            places = [line.split()[4] for line in mounts if line.partition(" - ")[2].startswith("cgroup2 ")]
+    except OSError:
+        return
+    for place in places:
+        if os.path.dirname(place) == "/sys/fs/cgroup":
+            _libc.umount2(place.encode(), 0)
+
+
+def _settle(words: list[str]) -> None:
+    try:
+        subprocess.run(
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=_SECONDS
+        )
+    except (OSError, subprocess.SubprocessError):
+        return
+
+
+main(sys.argv[1])
