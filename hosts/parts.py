@@ -74,8 +74,11 @@ def parts(guest: Guest, source: Path) -> Iterator[Part]:
         for who in _EVERYBODY:
             yield Part(who, "refused_container", label=f"{who}, defaults", container=())
         for who in _EVERYBODY:
+            label, options = f"{who}, documented options", documented(source)
             for name in ("host", "run", "readme", "bombs"):
-                yield Part(who, name, label=f"{who}, documented options", container=documented(source))
+                yield Part(who, name, label=label, container=options)
+            for kind in guest.doctor:
+                yield Part(who, "doctor", ("--no-control", "--class", kind), label=label, container=options)
         return
     if not guest.namespaces:
         for who in _EVERYBODY:

@@ -44,7 +44,7 @@ def test_the_cases_of_the_doctor_are_tried_class_by_class() -> None:
     assert set(ALL_CLASSES) == set(CLASSES)
     for guest in GUESTS:
         classes = [part.words[-1] for part in of(guest) if part.name == "doctor" and part.who == "root"]
-        assert "".join(classes) == ("" if guest.container else guest.doctor)
+        assert "".join(classes) == guest.doctor
 
 
 def test_limits_are_held_by_the_kernel_where_systemd_has_control_groups() -> None:
