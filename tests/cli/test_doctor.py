@@ -64,7 +64,8 @@ def test_a_table_is_for_people() -> None:
 @pytest.mark.usefixtures("boxes")
 def test_every_backend_that_is_there_is_a_list() -> None:
     shown = run("doctor", "--all", "--case", FIRST.id, "--no-control", "--json")
-    assert [report["backend"] for report in json.loads(shown.stdout)] == ["process"]
+    named = [report["backend"] for report in json.loads(shown.stdout)]
+    assert named in (["process"], ["process", "oci"])
     assert "microvm: " in shown.stderr and shown.returncode == 0
 
 

@@ -329,6 +329,7 @@ _OPERATOR = {
     ),
     # the host
     "no_backend": ("No backend can make boxes here.", "Run `ringfence host`."),
+    "not_supported": ("Boxes of this backend cannot have that.", "Use the backend that the message names."),
     "missing_protection": (
         "Boxes would lack a protection on this host.",
         "Run `ringfence host`; fix that, or accept it by name.",
@@ -336,6 +337,7 @@ _OPERATOR = {
     "self_test": ("The first box failed its self-test.", "Run `ringfence doctor`."),
     "machine": ("Boxes do not run on this processor architecture.", "Use a machine that the message names."),
     "no_box": ("A box could not be made.", "Run `ringfence host`; check the log."),
+    "guest_failed": ("The agent in a box could not do what was asked.", "Check the log; run `ringfence doctor`."),
     "box_ended_at_once": ("The box ended as soon as it was made.", "Check the log; run `ringfence doctor`."),
     "no_group": ("There is no control group for a box.", "Run `ringfence host`."),
     "no_zygote": ("The process that starts boxes is gone or full.", "Try again; check the log."),
