@@ -52,6 +52,8 @@ _RESERVE = 8
 _SECOND = 1_000_000_000
 
 _PR_SET_DUMPABLE = 4
+_SIGPENDING = 11
+"""RLIMIT_SIGPENDING, which Python has no name for."""
 
 
 class GuestSettings:
@@ -589,7 +591,7 @@ def _become(guest: GuestSettings, order: dict[str, Any], given: list[int], file:
 
 def _limit(limits: dict[str, int]) -> None:
     for name, value in limits.items():
-        number = getattr(resource, name)
+        number = _SIGPENDING if name == "RLIMIT_SIGPENDING" else getattr(resource, name)
         _, most = resource.getrlimit(number)
         wanted = value if most == resource.RLIM_INFINITY else min(value, most)
         resource.setrlimit(number, (wanted, wanted))

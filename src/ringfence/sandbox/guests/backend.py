@@ -39,6 +39,9 @@ _SHIPPED = (
 """Modules that run in a guest, each after those that it needs."""
 _SANDBOX = Path(__file__).parents[1]
 _BOOT_SECONDS = 60.0
+_BESIDES = 4
+"""The limit of a user, above that of the guest: whoever counts for the whole guest is to say no first."""
+_SIGNALS = 4096
 _CERTIFICATES = "/home/user/.certificates.pem"
 """The authorities to trust where TLS ends at the proxy. Programs may change that: it is they who look there."""
 _ENV = {
@@ -165,6 +168,9 @@ class GuestBackend:
             "limits": {
                 "RLIMIT_NOFILE": limits.open_files,
                 "RLIMIT_FSIZE": longest_file(limits),
+                "RLIMIT_NPROC": limits.processes + _BESIDES,
+                "RLIMIT_MSGQUEUE": 0,  # the kernel counts them for all of the guest's user, and programs can open none
+                "RLIMIT_SIGPENDING": _SIGNALS,
                 **({"RLIMIT_CPU": cpu} if cpu else {}),
             },
             "harden": guest.hardens,

@@ -38,7 +38,9 @@ PROGRAMS = ("runc", "crun")
 _SEARCH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _HOLDER = Path(__file__).with_name("holder.py")
 _SLACK = 6
-"""Tasks of the agent, and of its children for files, beside the program's."""
+"""Tasks of the engine while it starts a container."""
+_BESIDES = 2
+"""Those of the agent afterwards: itself, and a child for files."""
 _START_SECONDS = 60.0
 _END_SECONDS = 15.0
 _LAST_WORDS = 2000
@@ -252,6 +254,13 @@ class OciGuest:
 
     def look(self) -> None:
         """Find its first process on the host, and read back what the kernel says of it."""
+        limits = self.limits
+        self.group.limit(
+            memory_bytes=limits.memory_bytes,
+            hard_bytes=limits.memory_bytes + limits.disk_bytes,
+            processes=limits.processes + _BESIDES,
+            cpu_cores=limits.cpu_cores,
+        )
         if self.first:
             self._seen = read_back(self.first)
             self._seen["pid_namespace"] = True  # by the number that it was found by
