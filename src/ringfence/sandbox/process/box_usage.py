@@ -216,7 +216,7 @@ def _in_sockets(pid: int) -> int:
     """The most that sockets of the box may hold: the kernel shows how many there are, not what is in them."""
     with contextlib.suppress(OSError, IndexError, ValueError):
         used = int(Path(f"/proc/{pid}/net/sockstat").read_text().split()[2])
-        return used * int(Path("/proc/sys/net/core/wmem_default").read_text())
+        return used * uncounted.sent_bytes()
     return 0
 
 
