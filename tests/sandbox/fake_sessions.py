@@ -115,11 +115,11 @@ class FakeBox:
         if self.gone.done():
             raise Unavailable("no_process", "the fake box is gone")
 
-    def pause(self) -> None:
+    async def pause(self) -> None:
         self.paused = True
         self.pauses += 1
 
-    def resume(self) -> None:
+    async def resume(self) -> None:
         self.paused = False
 
     def hold_network(self) -> None:

@@ -250,12 +250,12 @@ async def test_a_cell_that_is_cancelled_in_a_pause_can_react_after_it(
     interpreter = await box.interpreter()
     assert (await run(interpreter, "x = 41")).error is None
     running, _ = await begun(interpreter, "import time\nprint('begun', flush=True)\ntime.sleep(600)")
-    box.pause()
+    await box.pause()
     running.cancel()
     await asyncio.sleep(0.2)
     assert not running.done(), "it stands still, and so does its time"
     monkeypatch.setattr(PausableTimer, "start", lambda self: None)  # a slow machine does not end it either
-    box.resume()
+    await box.resume()
     with pytest.raises(asyncio.CancelledError):
         await running
     assert said(await run(interpreter, "x + 1")) == "42"

@@ -402,12 +402,12 @@ async def test_what_is_paused_stands_still_and_its_clock_too(box: LiveBox) -> No
     async def paused(seconds: float) -> CellReport:
         before, running = beats(), asyncio.create_task(run(interpreter, source, wall_seconds=seconds))
         await tooling.until(lambda: beats() > before or running.done())
-        box.pause()
+        await box.pause()
         await asyncio.sleep(0.3)
         seen = beats()
         await asyncio.sleep(seconds + 0.2)
         assert beats() == seen
-        box.resume()
+        await box.resume()
         await shell(box, "touch /workspace/enough")
         return await running
 
@@ -474,11 +474,11 @@ async def test_without_a_freezer_a_box_that_goes_on_in_a_pause_is_ended(monkeypa
             await still.interpreter(), "import threading; threading.Thread(target=threading.Event().wait).start()"
         )
         assert said(await run(await going.interpreter(), CONTINUED_BY_A_TIMER)) == "0"
-        still.pause()
-        going.pause()
+        await still.pause()
+        await going.pause()
         async with asyncio.timeout(tooling.PATIENCE):
             assert "went on while it was paused" in await going.ended()
-        still.resume()
+        await still.resume()
         assert said(await run(await still.interpreter(), "1 + 1")) == "2"
     finally:
         await backend.close()
@@ -488,8 +488,8 @@ async def test_a_session_paused_and_resumed_fifty_times_has_all_it_had(box: Live
     interpreter = await box.interpreter()
     await run(interpreter, "x = []")
     for number in range(50):
-        box.pause()
-        box.resume()
+        await box.pause()
+        await box.resume()
         await run(interpreter, f"x.append({number}); open('/workspace/n{number}', 'w').close()")
     assert said(await run(interpreter, "import glob\n(sum(x), len(glob.glob('/workspace/n*')))")) == "(1225, 50)"
 

@@ -422,7 +422,7 @@ async def test_beside_a_background_command_a_step_leaves_something_and_the_next_
 async def test_what_goes_on_in_a_pause_sends_nothing_before_it_is_resumed(staying: Staying) -> None:
     thread = "import threading, os, time\ndef later():\n    while not os.path.exists('go'): time.sleep(0.01)\n"
     await staying.cell(f"{thread}    post(PORT, 'late')\nthreading.Thread(target=later, daemon=True).start()")
-    staying.box.pause()
+    await staying.box.pause()
     group = staying.box.box.group
     if group is not None and group.frozen() is not None:
         group.thaw()  # as a program that has itself continued where there is no freezer
@@ -431,7 +431,7 @@ async def test_what_goes_on_in_a_pause_sends_nothing_before_it_is_resumed(stayin
     Workspace(staying.box.workspace, staying.box.host_id).write("go", b"")
     await staying.something_waits()
     assert staying.outside.requests == []
-    staying.box.resume()
+    await staying.box.resume()
     await tooling.until(lambda: staying.outside.requests)
 
 

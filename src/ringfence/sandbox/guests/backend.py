@@ -18,7 +18,7 @@ from ringfence.core.box import TEMPLATES, BoxReport, BoxSpec, FileFact, Mount, O
 from ringfence.core.errors import Unavailable, beginning
 from ringfence.core.model import Json, Recheck, always
 from ringfence.sandbox.files import inputs
-from ringfence.sandbox.guests.engine import Guest, GuestEngine, GuestRoot, GuestShape
+from ringfence.sandbox.guests.engine import Ability, Guest, GuestEngine, GuestRoot, GuestShape
 from ringfence.sandbox.guests.link import GuestGone, Link, first_words
 from ringfence.sandbox.guests.run import GuestRun
 from ringfence.sandbox.process.host.capabilities import check_spec
@@ -72,12 +72,12 @@ class GuestBackend:
 
     async def run(self, spec: BoxSpec, tell: OnOutput | None = None, recheck: Recheck = always) -> BoxReport:
         check_spec(spec, self._templates)
-        self._check(spec)
         if spec.inputs or spec.output is not None:
             inputs.check_inputs(spec.inputs, spec.output)
         runs: list[GuestRun] = []
         with beginning("the box", lambda: any(run.ordered for run in runs)):
             await self._engine.open()
+            self._check(spec)
             root = await self._root(spec)
             return await self._run(spec, root, tell, recheck, runs)
 
@@ -139,16 +139,20 @@ class GuestBackend:
 
     def _check(self, spec: BoxSpec) -> None:
         """Raises Unavailable for what this backend cannot give: it never gives less instead."""
-        asked = {
-            "named programs": spec.programs is not None,
-            "folders of the host to write to": any(each.mode == "rw" for each in spec.mounts),
-            "installs by programs": spec.installs,
-            "an image as its root": spec.root is not None or spec.image is not None,
-        }
+        asked = {"named programs": spec.programs is not None, "installs by programs": spec.installs}
         lacking = [what for what, wanted in asked.items() if wanted]
         if lacking:
             text = f"backend {self.name} cannot give boxes {', '.join(lacking)} yet; backend process can"
             raise Unavailable("not_supported", text)
+        wanted: dict[Ability, object] = {
+            "network": spec.network,
+            "mounts": spec.mounts or spec.trees or spec.packages,
+            "writable_mounts": any(each.mode == "rw" for each in spec.mounts),
+            "images": spec.root or spec.image,
+        }
+        for ability, value in wanted.items():
+            if value:
+                self._engine.abilities.require(self.name, ability)
 
     async def _root(self, spec: BoxSpec) -> GuestRoot:
         """Found once: looking whether the host is still the same takes longer than a box."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import field
 from pathlib import Path
 from socket import socket
-from typing import Protocol
+from typing import Literal, Protocol, get_args
 
 from ringfence.core.box import Limit, Limits, Mount
+from ringfence.core.errors import Unavailable
 from ringfence.core.model import Json
 from ringfence.core.record import plain
+from ringfence.core.sessions import Folder
 from ringfence.sandbox.guests.link import Link
 from ringfence.sandbox.process.cgroups.cgroup import Counted
 
@@ -38,6 +41,49 @@ module.serve({LINK}, {LINK})
 that no root has to have it."""
 
 
+Ability = Literal[
+    "staying",
+    "pause",
+    "memory_snapshot",
+    "network",
+    "mounts",
+    "writable_mounts",
+    "folders",
+    "images",
+    "denials",
+]
+_MEANS: Mapping[Ability, str] = {
+    "staying": "that stay",
+    "pause": "that can be paused",
+    "memory_snapshot": "with snapshots of their memory",
+    "network": "with a network",
+    "mounts": "with folders of the host",
+    "writable_mounts": "with folders of the host to write to",
+    "folders": "with file systems of their own for volumes",
+    "images": "whose root is an image",
+    "denials": "whose refused system calls are counted",
+}
+
+
+@plain
+class Abilities:
+    """What an engine can give to its guests. What is not named, it cannot: that is refused, with the reason."""
+
+    given: frozenset[Ability]
+    lacking: Mapping[Ability, str] = field(default_factory=dict)
+    """Why it cannot give one of the others, or what to do about it; a clause that follows a colon."""
+
+    def require(self, backend: str, wanted: Ability) -> None:
+        """Raises Unavailable."""
+        if wanted in self.given:
+            return
+        why = f": {self.lacking[wanted]}" if wanted in self.lacking else "; backend process can"
+        raise Unavailable("not_supported", f"backend {backend} cannot give boxes {_MEANS[wanted]}{why}")
+
+
+ALL: frozenset[Ability] = frozenset(get_args(Ability))
+
+
 @plain
 class GuestRoot:
     """The root of a guest: a folder that is readable by all, with an interpreter in it."""
@@ -56,6 +102,10 @@ class GuestShape:
     input: Path | None = None
     """A folder that it sees, read-only, as /workspace/input."""
     mounts: tuple[Mount, ...] = ()
+    folders: tuple[Folder, ...] = ()
+    """File systems of their own, which programs may write to as they say, beneath /workspace."""
+    stays: bool = False
+    """Whether it may stay for long, and be paused; else one program runs in it."""
 
 
 class Guest(Protocol):
@@ -92,6 +142,15 @@ class Guest(Protocol):
         """What the kernel counted of it."""
         ...
 
+    async def pause(self) -> None:
+        """Stop everything in it, its agent included, until `resume`; an engine without that ability is not asked to.
+        Raises OSError, Unavailable."""
+        ...
+
+    async def resume(self) -> None:
+        """Raises OSError, Unavailable."""
+        ...
+
     def kill(self) -> None: ...
 
     async def remove(self) -> Sequence[str]:
@@ -115,6 +174,11 @@ class GuestEngine(Protocol):
 
     @property
     def level(self) -> str: ...
+
+    @property
+    def abilities(self) -> Abilities:
+        """Complete once it is open: some depend on the host."""
+        ...
 
     async def open(self) -> None:
         """Try it, once. Raises Unavailable, with what is missing and how to get it."""

@@ -24,7 +24,7 @@ from ringfence.core.box import Limit, Limits
 from ringfence.core.errors import Unavailable
 from ringfence.core.model import Json
 from ringfence.core.record import plain
-from ringfence.sandbox.guests.engine import BOOT, LINK, USER, GuestShape, GuestUsage
+from ringfence.sandbox.guests.engine import BOOT, LINK, USER, Abilities, GuestShape, GuestUsage
 from ringfence.sandbox.guests.link import Link
 from ringfence.sandbox.process.box_usage import descendants, full, with_uncounted
 from ringfence.sandbox.process.cgroups.cgroup import Cgroups, Counted, Group, GroupPool, sweep
@@ -62,6 +62,7 @@ class OciEngine:
     """Starts containers."""
 
     level = "process"
+    abilities = Abilities(frozenset(("pause", "network", "mounts", "denials")))
 
     def __init__(self, programs: Sequence[str] = PROGRAMS) -> None:
         self.name = "oci"
@@ -301,6 +302,12 @@ class OciGuest:
             self.link.close()
         else:
             self.stream.close()
+
+    async def pause(self) -> None:
+        self.group.freeze()
+
+    async def resume(self) -> None:
+        self.group.thaw()
 
     def kill(self) -> None:
         self._close_stream()

@@ -419,7 +419,7 @@ class LiveBox:
 
     # ── Pause and resume ──
 
-    def pause(self) -> None:
+    async def pause(self) -> None:
         """Stop every process, and the clocks of its steps, until `resume`."""
         if self.paused:
             return
@@ -457,7 +457,10 @@ class LiveBox:
     def _processes(self) -> Iterator[int]:
         return (pid for pid in descendants(self.box.first, *self.box.workers) if pid)
 
-    def resume(self) -> None:
+    async def resume(self) -> None:
+        self._go_on()
+
+    def _go_on(self) -> None:
         if not self.paused:
             return
         self.paused = False
@@ -502,7 +505,7 @@ class LiveBox:
         for step in list(self._steps):
             step.stop("cancelled", None)
         self._reopen_network = False
-        self.resume()
+        self._go_on()
         self.box.kill()
         if self._removal is not None:
             problem = await asyncio.shield(self._removal)

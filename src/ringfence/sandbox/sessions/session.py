@@ -325,12 +325,12 @@ class Session:
             self.check_live()
             if self.state == "paused":
                 return
-            self._freeze()
+            await self._freeze()
             try:
                 await self._save()
             except RingfenceError as problem:
                 if not only_idle:
-                    self._thaw()
+                    await self._thaw()
                     raise
                 log.warning("the volumes of session %s were not saved: %s", self.id, problem)
             if self.state == "running":
@@ -375,7 +375,7 @@ class Session:
         async with self._lock.exclusive():
             self.check_live()
             if self.state == "paused":
-                self._thaw()
+                await self._thaw()
                 self.state = "running"
                 self._keep_memory()
                 self._paused.stop()
@@ -401,30 +401,30 @@ class Session:
             was_frozen = self._frozen
             workspace = self.workspace()
             try:
-                self._freeze()
+                await self._freeze()
                 await self._save()
                 return await in_thread(lambda: work(workspace))
             finally:
                 workspace.close()
                 if not was_frozen:
-                    self._thaw()
+                    await self._thaw()
 
     async def _save(self) -> None:
         if self.mounts:
             await in_thread(self.mounts.save)
 
-    def _freeze(self) -> None:
+    async def _freeze(self) -> None:
         if not self._frozen:
             try:
-                self.box.pause()
+                await self.box.pause()
             except OSError as problem:
                 raise Unavailable("not_paused", f"session {self.id} cannot be paused: {problem}") from problem
             self._frozen = True
 
-    def _thaw(self) -> None:
+    async def _thaw(self) -> None:
         if self._frozen and self.state != "stopped":
             try:
-                self.box.resume()
+                await self.box.resume()
             except OSError as problem:
                 raise Unavailable("not_resumed", f"session {self.id} cannot be resumed: {problem}") from problem
             self._frozen = False
@@ -473,7 +473,7 @@ class Session:
     async def _keep_files(self, box: StayingBox) -> list[str]:
         """Keep volumes and outputs. Returns what could not be kept."""
         with suppress(OSError, RingfenceError):
-            box.pause()  # so that what is kept is of one moment
+            await box.pause()  # so that what is kept is of one moment
         trouble: list[str] = []
         try:
             await self._save()
