@@ -13,10 +13,10 @@ import typer
 
 from ringfence.cli import common, options
 from ringfence.cli.terminal import cut, safe, word
-from ringfence.compose.backends import BACKENDS
 from ringfence.compose.examined import keep
 from ringfence.compose.runs import make_executor
 from ringfence.config.settings import SandboxSettings
+from ringfence.core.box import BACKENDS
 from ringfence.core.errors import Unavailable
 from ringfence.core.model import Json
 from ringfence.core.ports import Backend
@@ -125,7 +125,7 @@ class _Backend:
 
 
 def _named(sandbox: SandboxSettings, every: bool) -> list[_Backend]:
-    names = [name for name in BACKENDS if name != "auto"] if every else [sandbox.backend]
+    names = [*BACKENDS] if every else [sandbox.backend]
     return [_Backend(name, _with(sandbox, name)) for name in names]
 
 

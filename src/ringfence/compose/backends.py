@@ -3,46 +3,27 @@ caller that wants a box alone loads no more."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ringfence.config.settings import SandboxSettings
 from ringfence.core import deferred, system
-from ringfence.core.box import TEMPLATES
+from ringfence.core.box import BACKENDS, NOT_BUILT, TEMPLATES
 from ringfence.core.errors import Unavailable
+from ringfence.core.record import plain
 
 if TYPE_CHECKING:
+    from ringfence.core.ports import Backend
+    from ringfence.doctor.placement import StayingBackend
     from ringfence.sandbox.guests.backend import GuestBackend
     from ringfence.sandbox.process.backend import ProcessBackend
 
-BACKENDS = ("process", "wasm", "oci", "gvisor", "docker", "microvm", "firecracker", "microsandbox", "auto")
-GUESTS = ("oci",)
-"""Those whose boxes are guests of an engine. They do not stay yet."""
+
+# ── How each is made ──────────────────────────────────────────────────────────────────────────────
 
 
-def make_backend(
-    settings: SandboxSettings, state: Path | None = None, *, keep_ready: int | None = None
-) -> ProcessBackend | GuestBackend:
-    """The backend that the configuration names, never another. Nothing is started yet.
-
-    `state`: where it remembers what it found out about this host. `keep_ready`: boxes of a kind; as many as suit this
-    machine where nothing is said.
-
-    Raises Unavailable, naming what is missing.
-    """
-    if settings.backend in GUESTS:
-        with deferred.loading():
-            from ringfence.compose.guests import guest_backend  # noqa: PLC0415 - most boxes are no guests
-
-        return guest_backend(templates(settings), state)
-    if settings.backend != "process":
-        what = (
-            "is not built yet" if settings.backend in BACKENDS else f"does not exist; there are {', '.join(BACKENDS)}"
-        )
-        raise Unavailable("no_backend", f"sandbox backend {settings.backend} {what}")
-    if (missing := system.no_boxes()) is not None:
-        raise Unavailable("no_backend", missing)
+def _process(settings: SandboxSettings, state: Path | None, keep_ready: int | None) -> ProcessBackend:
     # Loaded only now: what boxes are made of is not there on other systems, not even to be imported.
     with deferred.loading():
         from ringfence.sandbox.process.backend import ProcessBackend  # noqa: PLC0415
@@ -58,11 +39,64 @@ def make_backend(
     )
 
 
-def make_staying_backend(settings: SandboxSettings, state: Path | None = None) -> ProcessBackend:
+def _oci(settings: SandboxSettings, state: Path | None, keep_ready: int | None) -> GuestBackend:
+    with deferred.loading():
+        from ringfence.compose.guests import oci_backend  # noqa: PLC0415 - most boxes are no guests
+
+    return oci_backend(templates(settings), state)
+
+
+@plain
+class BackendRow:
+    """How a backend is made, and what is known of it before it is. Its level is in `core.box.BACKENDS`."""
+
+    make: Callable[[SandboxSettings, Path | None, int | None], Backend]
+    """Starts nothing yet. Raises Unavailable."""
+    stays: bool = True
+    """Whether its boxes can stay."""
+    elsewhere: bool = False
+    """Whether it also serves systems other than Linux."""
+
+
+ROWS: Mapping[str, BackendRow] = {
+    "process": BackendRow(_process),
+    "oci": BackendRow(_oci, stays=False),
+}
+"""One row for each backend that is built: the others are in `core.box.NOT_BUILT`."""
+
+
+def make_backend(settings: SandboxSettings, state: Path | None = None, *, keep_ready: int | None = None) -> Backend:
+    """The backend that the configuration names, never another. Nothing is started yet.
+
+    `state`: where it remembers what it found out about this host. `keep_ready`: boxes of a kind; as many as suit this
+    machine where nothing is said.
+
+    Raises Unavailable, naming what is missing.
+    """
+    row = _row(settings.backend)
+    if not row.elsewhere and (missing := system.no_boxes()) is not None:
+        raise Unavailable("no_backend", missing)
+    return row.make(settings, state, keep_ready)
+
+
+def make_staying_backend(settings: SandboxSettings, state: Path | None = None) -> StayingBackend:
     """The same, for boxes that stay. Raises Unavailable where those of this backend do not."""
-    if settings.backend in GUESTS:
+    if not _row(settings.backend).stays:
         raise Unavailable("no_backend", f"boxes of backend {settings.backend} do not stay yet; those of process do")
-    return cast("ProcessBackend", make_backend(settings, state))
+    return cast("StayingBackend", make_backend(settings, state))
+
+
+def boxes_stay(settings: SandboxSettings) -> bool:
+    """Whether boxes of the backend that the configuration names can stay."""
+    row = ROWS.get(settings.backend)
+    return row is None or row.stays
+
+
+def _row(name: str) -> BackendRow:
+    if name in ROWS:
+        return ROWS[name]
+    what = "is not built yet" if name in NOT_BUILT else f"does not exist; there are {', '.join((*BACKENDS, 'auto'))}"
+    raise Unavailable("no_backend", f"sandbox backend {name} {what}")
 
 
 def templates(settings: SandboxSettings) -> Mapping[str, tuple[str, ...]]:

@@ -8,9 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from ringfence.config import paths
-from ringfence.core import system
 from ringfence.core.aio import in_thread
-from ringfence.core.errors import Unavailable
 from ringfence.packages.cache import PackageCache
 from ringfence.packages.images import build
 from ringfence.packages.images.host.environment import EnvironmentPackages
@@ -21,10 +19,8 @@ from ringfence.sandbox.guests.oci import OciEngine
 log = logging.getLogger(__name__)
 
 
-def guest_backend(templates: Mapping[str, tuple[str, ...]], state: Path | None) -> GuestBackend:
-    """Containers. Raises Unavailable where this system has none."""
-    if (missing := system.no_boxes()) is not None:
-        raise Unavailable("no_backend", missing)
+def oci_backend(templates: Mapping[str, tuple[str, ...]], state: Path | None) -> GuestBackend:
+    """Containers of runc or crun."""
     cache = PackageCache((state or paths.state_folder()) / "packages")
     return GuestBackend(OciEngine(), partial(_root, cache, templates), templates)
 

@@ -23,7 +23,7 @@ from ringfence.config.settings import SANDBOX_NETWORK, GatewaySettings
 from ringfence.config.validators import did_you_mean, is_loopback
 from ringfence.config.yaml import Where
 from ringfence.core import invisible, system
-from ringfence.core.box import CAN_DO_WITHOUT, MIB, TEMPLATES, Mount, within
+from ringfence.core.box import BACKENDS, CAN_DO_WITHOUT, MIB, NOT_BUILT, TEMPLATES, Mount, within
 from ringfence.core.expression import Expression, ExpressionError
 from ringfence.core.model import NetworkSpec
 from ringfence.egress.names import url as url_parts
@@ -829,7 +829,7 @@ def _refused_calls(draft: Draft, name: str, capability: Shaped[schema.Capability
     where = capability.where
     refused = f"every call of {name!r} will be refused"
     if shape.transport == "sandboxed_exec":
-        if shape.isolation in ("gvisor", "microvm"):
+        if shape.isolation not in (None, "none", *(BACKENDS[name] for name in BACKENDS.keys() - NOT_BUILT)):
             draft.warn((*where, "isolation"), f"{refused}: isolation {shape.isolation} {_NOT_BUILT}")
         return
     servers = draft.candidates(capability)
@@ -856,7 +856,7 @@ def _reaches(network: NetworkSpec, url: str) -> bool:
 def _unbuilt_sandbox(draft: Draft) -> None:
     sandbox = draft.sandbox.shape
     where = draft.sandbox.where
-    if sandbox.backend not in ("process", "oci"):
+    if sandbox.backend in NOT_BUILT:
         _refuse(draft, (*where, "backend"), f"sandbox backend {sandbox.backend}")
     for key in ("docker_image", "firecracker_kernel_path", "firecracker_rootfs_path"):
         if getattr(sandbox, key):

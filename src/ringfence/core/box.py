@@ -18,6 +18,21 @@ from ringfence.core.record import plain
 MIB = 1024 * 1024
 MAX_SOURCE_BYTES = 10 * MIB
 """The longest program."""
+LEVELS = ("none", "process", "gvisor", "microvm")
+"""What may stand between a program and the host, from the weakest to the strongest: nothing, its kernel, a kernel of
+its own that is a program, a machine of its own."""
+BACKENDS: Mapping[str, str] = {
+    "process": "process",
+    "oci": "process",
+    "docker": "process",
+    "wasm": "process",
+    "gvisor": "gvisor",
+    "microvm": "microvm",
+    "firecracker": "microvm",
+    "microsandbox": "microvm",
+}
+"""What makes boxes, by name, and the level of each. Besides, `auto` chooses one of them."""
+NOT_BUILT = frozenset(("docker", "wasm", "gvisor", "microvm", "firecracker", "microsandbox", "auto"))
 CAN_DO_WITHOUT = ("landlock",)
 """The protections that an operator may give up by name; without any of the others there is no box."""
 

@@ -16,6 +16,7 @@ from typing import Protocol, runtime_checkable
 
 from ringfence.core.box import BoxReport, BoxSpec, Mount, OnOutput
 from ringfence.core.model import Recheck, ServerSpec, always
+from ringfence.core.ports import Backend
 from ringfence.core.sessions import Cell, Command, SessionBackend, StaySpec, discard_output, discard_value
 from ringfence.doctor.cases import CATALOGUE
 from ringfence.doctor.stage import lendable
@@ -30,13 +31,8 @@ TOLD_LATER = {"F54": "the supervisor of the box reports it, when a step or the s
 
 
 @runtime_checkable
-class StayingBackend(SessionBackend, Protocol):
+class StayingBackend(SessionBackend, Backend, Protocol):
     """A backend whose boxes can stay as well as run one program."""
-
-    @property
-    def name(self) -> str: ...
-
-    async def close(self) -> None: ...
 
 
 class PlacedBackend:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from ringfence.core import canonical
-from ringfence.core.box import NO_OUTSIDE, NetworkRule, Outside
+from ringfence.core.box import LEVELS, NO_OUTSIDE, NetworkRule, Outside
 from ringfence.core.brokering import SessionSecrets
 from ringfence.core.errors import Refused, RingfenceError, Unavailable, WorkProgress, beginning, unknown_session
 from ringfence.core.model import Answer, Call, Contract, Grant, Json, Status
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from ringfence.sandbox.sessions.snapshots import Snapshot
     from ringfence.sandbox.tools.definition import Handler, Tool
 
-_LEVELS = ("none", "process", "gvisor", "microvm")
 _MAX_KNOWN = 10_000
 
 
@@ -85,7 +84,7 @@ class Executor:
             )
         if makes_box(call, contract):
             self._check_box(call, contract)
-        if _LEVELS.index(contract.isolation) > _LEVELS.index(self.provision.level):
+        if LEVELS.index(contract.isolation) > LEVELS.index(self.provision.level):
             raise Unavailable(
                 "no_isolation",
                 f"{contract.name} demands isolation {contract.isolation}, and backend {self.backend.name}"
