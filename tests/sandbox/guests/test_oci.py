@@ -15,7 +15,7 @@ import pytest
 
 from ringfence.compose.backends import make_backend
 from ringfence.config.settings import SandboxSettings
-from ringfence.core.box import MIB, BoxReport, BoxSpec, ImageRoot, Input, Limits, Mount, Program, Programs
+from ringfence.core.box import MIB, BoxReport, BoxSpec, Input, Limits, Mount, Program, Programs
 from ringfence.core.errors import Unavailable
 from ringfence.core.ports import Backend
 from ringfence.sandbox.guests.oci import OciEngine
@@ -228,8 +228,6 @@ async def test_refused_calls_are_counted(backend: Backend) -> None:
     "asked",
     [
         {"programs": Programs(allow=("sh",))},
-        {"root": Path("/")},
-        {"image": ImageRoot(Path("/"), "x", "sha256:0")},
         {"installs": True},
         {"mounts": (Mount("/tmp", "/srv/x", "rw"),)},
     ],

@@ -61,6 +61,8 @@ class GuestSettings:
 
     def __init__(self, told: dict[str, Any]) -> None:
         self.env = told.get("env", {})
+        self.python = told.get("python") or [sys.executable]
+        """The words that start this interpreter, which is not always the one of programs."""
         self.user = told.get("user")
         """The user that programs run as; None: the agent's own."""
         self.limits = told.get("limits", {})
@@ -422,7 +424,7 @@ class ArchiveOrder(Run):
     def __init__(self, loop: Loop, number: int, order: dict[str, Any], data: bytes) -> None:
         guest = loop.guest
         code = _PACK if order["do"] == "pack" else _UNPACK
-        argv = [sys.executable, "-I", "-S", "-c", code, json.dumps(order["what"])]
+        argv = [*guest.python, "-I", "-S", "-c", code, json.dumps(order["what"])]
         plain = {"do": "run", "argv": argv, "env": {}, "cwd": "/", "input": order["do"] == "unpack", "plain": True}
         super().__init__(loop, number, plain, data)
         self._guest = guest

@@ -14,21 +14,22 @@ from pathlib import Path
 from socket import socket
 
 from ringfence.core.aio import leave, shielded
-from ringfence.core.box import TEMPLATES, BoxReport, BoxSpec, FileFact, Mount, OnOutput, Serve
+from ringfence.core.box import TEMPLATES, BoxReport, BoxSpec, FileFact, ImageRoot, Mount, OnOutput, Serve
 from ringfence.core.errors import Unavailable, beginning
 from ringfence.core.model import Json, Recheck, always
 from ringfence.sandbox.files import inputs
 from ringfence.sandbox.guests.engine import Ability, Guest, GuestEngine, GuestRoot, GuestShape
 from ringfence.sandbox.guests.link import GuestGone, Link, first_words
 from ringfence.sandbox.guests.run import GuestRun
+from ringfence.sandbox.process import image_root
 from ringfence.sandbox.process.host.capabilities import check_spec
 from ringfence.sandbox.process.limit_watch import kernel_cpu_seconds, longest_file
 from ringfence.sandbox.process.outlet import PORT, NetworkOutlet, proxy_environment, trusted_authorities
 from ringfence.sandbox.process.seccomp.filter import compile_filter
 from ringfence.sandbox.process.seccomp.notifications import Account, Denials
 
-Roots = Callable[[str], Awaitable[GuestRoot]]
-"""The root of a template. Raises Unavailable."""
+Roots = Callable[[str, ImageRoot | None], Awaitable[GuestRoot]]
+"""The root of a template, or of an image. Raises Unavailable."""
 _SHIPPED = (
     "process.zygote.kernel",
     "process.zygote.landlock",
@@ -64,7 +65,7 @@ class GuestBackend:
         self._templates = templates
         self._guests: set[Guest] = set()
         self._finding = asyncio.Lock()
-        self._found: dict[str, GuestRoot] = {}
+        self._found: dict[str | Path, GuestRoot] = {}
 
     @property
     def name(self) -> str:
@@ -93,7 +94,7 @@ class GuestBackend:
                 given, facts = await asyncio.to_thread(_put, spec)
             guest = await self._engine.start(GuestShape(root, spec.limits, given, _mounts(spec)))
             self._guests.add(guest)
-            listener = await self._boot(guest, spec)
+            listener = await self._boot(guest, spec, root)
             isolation = self._isolation(guest, spec)
             env = dict(spec.env)
             if spec.packages:
@@ -138,7 +139,8 @@ class GuestBackend:
     # ── What guests are made of ──
 
     def _check(self, spec: BoxSpec) -> None:
-        """Raises Unavailable for what this backend cannot give: it never gives less instead."""
+        """Raises Unavailable for what this backend cannot give: it never gives less instead; ValueError for what no box
+        with an image has."""
         asked = {"named programs": spec.programs is not None, "installs by programs": spec.installs}
         lacking = [what for what, wanted in asked.items() if wanted]
         if lacking:
@@ -153,19 +155,26 @@ class GuestBackend:
         for ability, value in wanted.items():
             if value:
                 self._engine.abilities.require(self.name, ability)
+        if spec.root is not None:
+            image_root.check(spec, spec.root)
 
     async def _root(self, spec: BoxSpec) -> GuestRoot:
         """Found once: looking whether the host is still the same takes longer than a box."""
+        image = spec.image
+        if image is None and spec.root is not None:
+            image = ImageRoot(spec.root, spec.root.name, "")
+        found = spec.template if image is None else image.folder
         async with self._finding:
-            if spec.template not in self._found:
-                self._found[spec.template] = await self._roots(spec.template)
-        return self._found[spec.template]
+            if found not in self._found:
+                self._found[found] = await self._roots(spec.template, image)
+        return self._found[found]
 
-    async def _boot(self, guest: Guest, spec: BoxSpec) -> socket | None:
+    async def _boot(self, guest: Guest, spec: BoxSpec, root: GuestRoot) -> socket | None:
         """Start the agent. Returns the listener of the way out, if there is to be one. Raises Unavailable."""
         limits = spec.limits
         cpu = kernel_cpu_seconds(limits)
         told: Json = {
+            "python": root.agent,
             "env": _ENV,
             "output": "/workspace/output",
             "folders": ["/workspace/output", "/workspace/tmp"],
@@ -197,6 +206,10 @@ class GuestBackend:
 
     def _isolation(self, guest: Guest, spec: BoxSpec) -> Json:
         fact = {"backend": self.name, "level": self._engine.level, "memory_layout": "fresh", **guest.isolation}
+        if spec.root is not None:
+            fact["root"] = "image"
+        if spec.image is not None:
+            fact["image"] = {"name": spec.image.name, "digest": spec.image.digest}
         if spec.mounts:
             fact["mounts"] = [{"at": each.at, "mode": each.mode} for each in spec.mounts]
         return fact

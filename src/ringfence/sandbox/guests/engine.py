@@ -86,11 +86,19 @@ ALL: frozenset[Ability] = frozenset(get_args(Ability))
 
 @plain
 class GuestRoot:
-    """The root of a guest: a folder that is readable by all, with an interpreter in it."""
+    """The root of a guest: a folder that is readable by all, with an interpreter of ours in it.
+
+    Of an image, too: that folder has the image, and, beside it, all that a guest needs. Engines need not know.
+    """
 
     folder: Path
-    python: str
     digest: str
+    agent: tuple[str, ...]
+    """The words that start an interpreter of our own version in it, for the agent; its arguments follow."""
+    python: str
+    """The interpreter for programs, by its path in it; empty: it has none that they could run with."""
+    version: tuple[int, int]
+    """Of that interpreter: only one of our own version reads what we compiled."""
 
 
 @plain

@@ -62,7 +62,7 @@ class OciEngine:
     """Starts containers."""
 
     level = "process"
-    abilities = Abilities(frozenset(("pause", "network", "mounts", "denials")))
+    abilities = Abilities(frozenset(("pause", "network", "mounts", "images", "denials")))
 
     def __init__(self, programs: Sequence[str] = PROGRAMS) -> None:
         self.name = "oci"
@@ -457,7 +457,7 @@ def _config(shape: GuestShape, root: str, lent: Sequence[str], ids: _Ids, place:
         "process": {
             "terminal": False,
             "user": {"uid": 0, "gid": 0},
-            "args": [shape.root.python, "-I", "-S", "-c", BOOT],
+            "args": [*shape.root.agent, "-I", "-S", "-c", BOOT],
             "env": ["PATH=/usr/local/bin:/usr/bin:/bin"],
             "cwd": "/",
             "capabilities": {

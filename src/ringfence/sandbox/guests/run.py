@@ -115,9 +115,10 @@ class GuestRun:
 
     @property
     def _plain(self) -> bool:
-        """Whether an interpreter that is not of our version runs the program, without any code of ours."""
-        image = self._spec.image
-        return image is not None and image.version != sys.version_info[:2]
+        """Whether an interpreter of an image runs the program as it would anywhere, without any code of ours: what
+        ours shows of it, its caller does not want, or the interpreter could not run ours."""
+        cell = self._spec.program.cell and self._root.version == sys.version_info[:2]
+        return self._spec.image is not None and not cell
 
     def _order(self, env: Mapping[str, str]) -> Json:
         program = self._spec.program

@@ -64,7 +64,7 @@ _CERTIFICATES = (
     "/etc/ssl/cert.pem",
 )
 _USER = 1000
-_WRITTEN = {
+WRITTEN = {
     "etc/passwd": f"root:x:0:0:root:/root:/bin/sh\nbox:x:{_USER}:{_USER}:box:/home/user:/bin/sh\n",
     "etc/group": f"root:x:0:\nbox:x:{_USER}:\n",
     "etc/hosts": "127.0.0.1 localhost\n::1 localhost\n",
@@ -102,7 +102,7 @@ class RootContents:
 def contents(packages: Mapping[str, str], libraries: Libraries | None = None) -> RootContents:
     """`packages`: files of Python packages, by their paths below `site-packages`. Raises Unavailable."""
     places = _Interpreter.here()
-    entries = {path: RootEntry("file", data=text.encode()) for path, text in _WRITTEN.items()}
+    entries = {path: RootEntry("file", data=text.encode()) for path, text in WRITTEN.items()}
     entries |= {name: RootEntry("link", target=f"usr/{name}") for name in _MERGED}
     for source, inside in _standard_library(places):
         entries[inside] = _copied(source)
