@@ -37,6 +37,7 @@ from ringfence.core.sessions import (
     StepReport,
     Tell,
 )
+from ringfence.sandbox.files.workspace import Workspace
 from ringfence.sandbox.sessions.capacity import KeeperRules
 from ringfence.sandbox.sessions.manager import SessionManager
 from tests import tooling
@@ -78,12 +79,6 @@ class FakeBox:
         for name in ("workspace", "tmp", "home/user"):
             (self.whole / name).mkdir(parents=True)
         self.disk = os.open(self.whole, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self.places = ("/tmp", "/home/user")
-        self.root: int | None = None
-        self.is_foreign_user = False
-        self.input: int | None = None
-        self.folders: Mapping[str, int] = {}
-        self.host_id: int | None = None
         self.paused = False
         self.held = False
         """Nothing leaves it."""
@@ -95,6 +90,9 @@ class FakeBox:
         self.enough = asyncio.Event()
         """For which those wait that have nothing else to do."""
         self.gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def files(self, on_host: tuple[str, ...] = ()) -> Workspace:
+        return Workspace(self.disk, None, None, on_host, ("/tmp", "/home/user")).again(to_fill=True)
 
     async def interpreter(self) -> FakeInterpreter:
         await self._enter()

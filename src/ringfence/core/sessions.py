@@ -29,6 +29,7 @@ from ringfence.core.box import (
     Shown,
     Stream,
 )
+from ringfence.core.box_files import BoxFiles
 from ringfence.core.brokering import SessionSecrets
 from ringfence.core.record import plain
 
@@ -441,39 +442,9 @@ class StayingBox(Protocol):
         """A function that returns the `network` fact of what happened since this call; None where that is not known."""
         ...
 
-    @property
-    def disk(self) -> int:
-        """A descriptor of the folder that has all that it may write, by the paths that it sees."""
-        ...
-
-    @property
-    def places(self) -> tuple[str, ...]:
-        """Its folders for temporary files and for its user, on its disk like /workspace."""
-        ...
-
-    @property
-    def root(self) -> int | None:
-        """A descriptor of its root, to look at the rest of what it may read; None: that cannot be had."""
-        ...
-
-    @property
-    def is_foreign_user(self) -> bool:
-        """Whether it is another user than we are, and we cannot act as that user."""
-        ...
-
-    @property
-    def input(self) -> int | None:
-        """A writable descriptor of /workspace/input, where it has that."""
-        ...
-
-    @property
-    def folders(self) -> Mapping[str, int]:
-        """Writable descriptors of the spec's folders, by path."""
-        ...
-
-    @property
-    def host_id(self) -> int | None:
-        """The user id of its files on the host, where that is not our own."""
+    def files(self, on_host: tuple[str, ...] = ()) -> BoxFiles:
+        """Its files, and the means to fill it before anything runs; the caller closes them. `on_host`: where it sees
+        folders of the host that it may write to. Raises OSError and KeyError where the box is gone."""
         ...
 
     async def interpreter(self) -> BoxInterpreter: ...

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from ringfence.core.box_files import Changed
 from ringfence.core.errors import Refused
 from ringfence.sandbox.files import watch
 from ringfence.sandbox.files.paths import acting_as
-from ringfence.sandbox.files.watch import Changed, Watcher
+from ringfence.sandbox.files.watch import Watcher
 from ringfence.sandbox.files.workspace import Workspace
 from tests.sandbox.live_folder import live_folder
 

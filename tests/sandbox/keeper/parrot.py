@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, Unpack, cast
 
 from ringfence.core.box import BoxReport, Captured, FileFact, Limits, Shown
+from ringfence.core.box_files import Changed, EntryInfo
 from ringfence.core.brokering import OutboundRequest, SubstitutionDenial, SubstitutionReply, SubstitutionRequest
 from ringfence.core.errors import Refused, Unavailable
 from ringfence.core.model import Recheck, Status, always
@@ -37,8 +38,6 @@ from ringfence.core.sessions import (
     Tell,
     Writing,
 )
-from ringfence.sandbox.files.watch import Changed
-from ringfence.sandbox.files.workspace import EntryInfo
 from ringfence.sandbox.keeper import process
 from ringfence.sandbox.keeper.client import KeeperClient
 from ringfence.sandbox.keeper.process import KeeperFolder, KeeperLaunch, KeeperProcess

@@ -411,7 +411,7 @@ async def test_beside_a_background_command_a_step_leaves_something_and_the_next_
     thread = "import threading, os, time\ndef later():\n    while not os.path.exists('go'): time.sleep(0.01)\n"
     leaves = await staying.cell(f"{thread}    post(PORT, 'late')\nthreading.Thread(target=later, daemon=True).start()")
     assert (requests(leaves), leaves.left) == (0, True)
-    Workspace(staying.box.workspace, staying.box.host_id).write("go", b"")
+    Workspace(staying.box.workspace, staying.box.box.host_id).write("go", b"")
     await tooling.until(lambda: staying.outside.requests)
     after = await staying.cell("1")
     assert after.left and after.late is not None and after.late["network"]["allowed"][0]["count"] == 1
@@ -428,7 +428,7 @@ async def test_what_goes_on_in_a_pause_sends_nothing_before_it_is_resumed(stayin
         group.thaw()  # as a program that has itself continued where there is no freezer
     else:
         staying.box._signal_all(signal.SIGCONT)
-    Workspace(staying.box.workspace, staying.box.host_id).write("go", b"")
+    Workspace(staying.box.workspace, staying.box.box.host_id).write("go", b"")
     await staying.something_waits()
     assert staying.outside.requests == []
     await staying.box.resume()

@@ -116,11 +116,11 @@ except OSError as exc:
 @ordinary
 async def test_the_files_of_a_session_can_be_used_from_both_sides(backend: ProcessBackend) -> None:
     box = await backend.open(StaySpec(folders=(Folder("/workspace/kept", 4 * MIB),)))
-    workspace = Workspace(box.workspace, box.host_id)
+    workspace = Workspace(box.workspace, box.box.host_id)
     try:
         await shell(box, "umask 077; mkdir closed; echo inside > closed/file; echo there > kept/file")
         assert workspace.read("/workspace/closed/file") == b"inside\n"
-        assert os.stat("file", dir_fd=box.folders["/workspace/kept"]).st_uid == os.getuid()
+        assert os.stat("file", dir_fd=box.box.descriptors["folder0"]).st_uid == os.getuid()
         workspace.write("/workspace/given/file", b"outside\n")
         report = await shell(box, "cat given/file; echo more >> given/file; touch given/other; stat -c %u given")
         assert report.stdout.text == "outside\n1000\n"

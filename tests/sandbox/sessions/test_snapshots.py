@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from ringfence.core.box_files import PIECE, digest, tree_digest
 from ringfence.core.errors import Refused, StoreError, Unavailable
 from ringfence.sandbox.files import blobstore
 from ringfence.sandbox.files.paths import acting_as
-from ringfence.sandbox.files.tree import PIECE, digest, tree_digest
 from ringfence.sandbox.files.workspace import Workspace
 from ringfence.sandbox.sessions.snapshots import Snapshot, Snapshots
 from tests.sandbox.live_folder import live_folder

@@ -50,17 +50,17 @@ def test_a_volume_keeps_what_was_saved(volumes: Volumes, folder: Workspace) -> N
     made = volumes.create("data", owner=ME, max_bytes=10 * MIB)
     assert (made.bytes, made.files, made.saved_at) == (0, 0, None)
     volume = volumes.open("data", who=ME, mode="rw")
-    assert volume.load(folder.descriptor, None) == made
+    assert volume.load(folder.folder("/workspace")) == made
     folder.write("a/file", b"one")
     folder.write("a/run", b"", mode=0o755)
-    saved = volume.save(folder.descriptor)
+    saved = volume.save(folder.folder("/workspace"))
     assert (saved.bytes, saved.files) == (3, 2)
     assert saved.tree_digest == folder.tree_hash()
     folder.write("lost", b"not saved")
     volume.close()
     clear(folder)
     again = volumes.open("data", who=ME, mode="ro")
-    assert again.load(folder.descriptor, None) == saved == volumes.get("data", who=ME)
+    assert again.load(folder.folder("/workspace")) == saved == volumes.get("data", who=ME)
     assert folder.read("a/file") == b"one"
     assert not folder.exists("lost")
 
@@ -69,16 +69,16 @@ def test_saving_costs_what_changed(volumes: Volumes, folder: Workspace, store: P
     volumes.create("data", owner=ME, max_bytes=20 * MIB)
     volume = volumes.open("data", who=ME, mode="rw")
     folder.write("large", os.urandom(8 * MIB))
-    volume.save(folder.descriptor)
+    volume.save(folder.folder("/workspace"))
     before = {path: path.stat().st_ino for path in store.rglob("pieces/*/*")}
     folder.write("small", b"x")
-    volume.save(folder.descriptor)
+    volume.save(folder.folder("/workspace"))
     after = {path: path.stat().st_ino for path in store.rglob("pieces/*/*")}
     assert len(before) == 3
     assert len(after) == 4  # two pieces of the large one, the small one, and the list
     assert len(before.items() & after.items()) == 2
     folder.remove("large")
-    volume.save(folder.descriptor)
+    volume.save(folder.folder("/workspace"))
     assert sum(path.stat().st_size for path in store.rglob("pieces/*/*")) < 1000
     volume.close()
 
@@ -92,9 +92,9 @@ def test_one_writes_while_others_read(volumes: Volumes, folder: Workspace) -> No
     with pytest.raises(Refused):
         volumes.remove("data", owner=ME)
     reader = volumes.open("data", who=ME, mode="ro")
-    reader.load(folder.descriptor, None)
+    reader.load(folder.folder("/workspace"))
     with pytest.raises(Refused) as refused:
-        reader.save(folder.descriptor)
+        reader.save(folder.folder("/workspace"))
     assert reason(refused) == "read_only"
     writer.close()
     volumes.open("data", who=ME, mode="rw").close()
@@ -174,7 +174,7 @@ def test_what_is_removed_is_gone(volumes: Volumes, folder: Workspace, store: Pat
     volumes.create("data", owner=ME, max_bytes=MIB)
     volume = volumes.open("data", who=ME, mode="rw")
     folder.write("file", b"x")
-    volume.save(folder.descriptor)
+    volume.save(folder.folder("/workspace"))
     volume.close()
     volumes.remove("data", owner=ME)
     assert volumes.list(ME) == []
@@ -187,16 +187,16 @@ def test_more_than_its_size_is_not_saved(store: Path, folder: Workspace, tmp_pat
     volumes.create("data", owner=ME, max_bytes=MIB)
     volume = volumes.open("data", who=ME, mode="rw")
     folder.write("good", b"good")
-    good = volume.save(folder.descriptor)
+    good = volume.save(folder.folder("/workspace"))
     os.truncate(os.open(tmp_path / "work" / "hole", os.O_WRONLY | os.O_CREAT), 2 * MIB)
     with pytest.raises(Refused) as refused:
-        volume.save(folder.descriptor)
+        volume.save(folder.folder("/workspace"))
     assert reason(refused) == "too_large"
     folder.remove("hole")
     for number in range(10):
         folder.write(f"{number}", b"")
     with pytest.raises(Refused) as refused:
-        volume.save(folder.descriptor)
+        volume.save(folder.folder("/workspace"))
     assert reason(refused) == "too_many"
     assert volume.volume == good
     volume.close()
@@ -210,7 +210,7 @@ def test_a_damaged_volume_is_refused_and_leaves_the_folder_empty(
     volume = volumes.open("data", who=ME, mode="rw")
     folder.write("a", b"first")
     folder.write("b", b"x" * 1000)
-    volume.save(folder.descriptor)
+    volume.save(folder.folder("/workspace"))
     largest = max(store.rglob("pieces/*/*"), key=lambda path: path.stat().st_size)
     if harm == "piece":
         largest.write_bytes(b"y" * 1000)
@@ -219,7 +219,7 @@ def test_a_damaged_volume_is_refused_and_leaves_the_folder_empty(
     else:
         next(store.rglob("volume.json")).write_text("{")
     with pytest.raises(Unavailable):
-        volume.load(folder.descriptor, None)
+        volume.load(folder.folder("/workspace"))
     if harm != "record":
         assert folder.list() == []
     volume.close()
@@ -232,7 +232,7 @@ def _save_for_ever(store: Path, work: Path, ready: object) -> None:
     for number in range(10**9):
         for name in ("a", "b"):
             folder.write(name, f"{number}".encode() * 100_000)
-        volume.save(folder.descriptor)
+        volume.save(folder.folder("/workspace"))
         ready.set()  # type: ignore[attr-defined]
 
 
@@ -250,9 +250,9 @@ def test_a_save_that_is_cut_off_leaves_what_was_saved_before(
         process.kill()
         process.join()
         volume = volumes.open("data", who=ME, mode="rw")
-        assert volume.load(folder.descriptor, None).files == 2
+        assert volume.load(folder.folder("/workspace")).files == 2
         assert folder.read("a") == folder.read("b")
-        volume.save(folder.descriptor)
+        volume.save(folder.folder("/workspace"))
         volume.close()
     assert len(list(store.rglob("pieces/*/*"))) <= 2
 
@@ -263,14 +263,15 @@ def test_a_volume_in_a_box_is_limited_by_the_kernel(volumes: Volumes) -> None:
         if live is None:
             pytest.skip("this host makes no user and mount namespaces")
         volume = volumes.open("data", who=ME, mode="rw")
-        volume.load(live.descriptor, live.owner)
         inside = Workspace(live.descriptor, live.owner)
+        whole = inside.folder("/workspace")
+        volume.load(whole)
         inside.write("file", b"x")
         with pytest.raises(Refused, match="4 MiB"):
             inside.write("big", bytes(5 * MIB))
-        volume.save(live.descriptor)
+        volume.save(whole)
         inside.remove("file")
-        volume.load(live.descriptor, live.owner)
+        volume.load(whole)
         assert inside.read("file") == b"x"
         assert os.stat(f"{live.path}/file").st_uid == (os.getuid() if live.owner is None else live.owner)
         volume.close()
@@ -279,7 +280,7 @@ def test_a_volume_in_a_box_is_limited_by_the_kernel(volumes: Volumes) -> None:
 def test_nothing_is_readable_for_others(volumes: Volumes, folder: Workspace, store: Path) -> None:
     volumes.create("data", owner=ME, max_bytes=MIB)
     volume: OpenVolume = volumes.open("data", who=ME, mode="rw")
-    volume.save(folder.descriptor)
+    volume.save(folder.folder("/workspace"))
     volume.close()
     assert blobstore.owner_folder(store, ME).is_dir()
     for path in (store, *store.rglob("*")):

@@ -18,11 +18,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import field
 from pathlib import Path
 
+from ringfence.core.box_files import PIECE, TreeNode, digest
 from ringfence.core.errors import StoreError, Unavailable
 from ringfence.core.record import dataclass
 from ringfence.core.system import write_all
 from ringfence.sandbox.files.paths import refusal
-from ringfence.sandbox.files.tree import PIECE, TreeNode, digest
 
 Owner = tuple[str, str]
 """Tenant and agent."""

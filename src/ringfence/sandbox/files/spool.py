@@ -6,89 +6,89 @@ change the file, as all of its files.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from secrets import token_hex
 
 from ringfence.core.box import Stream
-from ringfence.core.errors import Refused
+from ringfence.core.box_files import BoxFiles, SpoolFile
+from ringfence.core.errors import Refused, Unavailable
 from ringfence.core.sessions import Tell
-from ringfence.core.system import write_all
-from ringfence.sandbox.files.workspace import Workspace
 
 
 class Spool:
     """Stands between a step and its listener."""
 
-    def __init__(self, workspace: Callable[[], Workspace], captured: int, tell: Tell, *, wanted: bool) -> None:
-        """`workspace` returns one that is closed here; `captured` is how much is captured anyway."""
+    def __init__(self, files: Callable[[], BoxFiles], captured: int, tell: Tell, *, wanted: bool) -> None:
+        """`files` returns some that are closed here; `captured` is how much is captured anyway."""
         self._tell = tell
         self._files: dict[Stream, _File] = {}
         if wanted:
             self._files = {
-                "stdout": _File(workspace, "stdout", captured),
-                "stderr": _File(workspace, "stderr", captured),
+                "stdout": _File(files, "stdout", captured),
+                "stderr": _File(files, "stderr", captured),
             }
         self.tell = self._keep if wanted else tell
         """Called by the step with its output."""
 
     def _keep(self, stream: Stream, data: bytes) -> Awaitable[None] | None:
-        self._files[stream].add(data)
-        return self._tell(stream, data)
+        kept = self._files[stream].add(data)
+        told = self._tell(stream, data)
+        return told if kept is None else kept if told is None else _both(kept, told)
 
-    def over(self) -> Mapping[str, str]:
+    async def over(self) -> Mapping[str, str]:
         """The path of each file, by stream."""
-        paths = {stream: file.over() for stream, file in self._files.items()}
+        paths = {stream: await file.over() for stream, file in self._files.items()}
         return {stream: path for stream, path in paths.items() if path is not None}
 
 
+async def _both(first: Awaitable[None], second: Awaitable[None]) -> None:
+    await first
+    await second
+
+
 class _File:
-    def __init__(self, workspace: Callable[[], Workspace], stream: Stream, captured: int) -> None:
-        self._workspace = workspace
+    def __init__(self, files: Callable[[], BoxFiles], stream: Stream, captured: int) -> None:
+        self._files = files
         self._name = f"{stream}-{token_hex(4)}.txt"
         self._left = captured
         self._waiting: list[bytes] | None = []
         """What is not in the file yet; None once the file is open, or has failed."""
-        self._descriptor = -1
+        self._file: SpoolFile | None = None
         self._folder = ""
 
-    def add(self, data: bytes) -> None:
+    def add(self, data: bytes) -> Awaitable[None] | None:
         self._left -= len(data)
         if self._waiting is not None:
             self._waiting.append(data)
         if self._left >= 0:
-            return
+            return None
         try:
             if self._waiting is not None:
-                self._descriptor = self._open()
+                self._file = self._open()
                 data, self._waiting = b"".join(self._waiting), None
-            if self._descriptor >= 0:
-                write_all(self._descriptor, data)
-        except (OSError, Refused):
+            return None if self._file is None else self._file.write(data)
+        except (OSError, Refused, Unavailable):
             self._give_up()
+            return None
 
-    def _open(self) -> int:
-        workspace = self._workspace()
+    def _open(self) -> SpoolFile:
+        files = self._files()
         try:
-            self._folder = workspace.temporary
-            return workspace.new_file(self._folder, self._name)
+            self._folder = files.temporary
+            return files.spool(self._folder, self._name)
         finally:
-            workspace.close()
+            files.close()
 
     def _give_up(self) -> None:
         """Empty the file: a part would be taken for the whole."""
         self._waiting = None
-        if self._descriptor >= 0:
-            with suppress(OSError):
-                os.ftruncate(self._descriptor, 0)
-            os.close(self._descriptor)
-            self._descriptor = -1
+        if self._file is not None:
+            self._file.drop()
+            self._file = None
 
-    def over(self) -> str | None:
+    async def over(self) -> str | None:
         self._waiting = None
-        if self._descriptor < 0:
+        file, self._file = self._file, None
+        if file is None or not await file.close():
             return None
-        os.close(self._descriptor)
-        self._descriptor = -1
         return f"{self._folder}/{self._name}"

@@ -9,17 +9,16 @@ A tree is written into a folder that no program looks at yet; each piece is chec
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import field, replace
-from typing import Any, Literal
+from typing import Any
 
-from ringfence.core.box import MIB
+from ringfence.core.box_files import PIECE, Get, Keep, Kind, TreeNode, digest
 from ringfence.core.record import dataclass
 from ringfence.sandbox.files.paths import (
     CREATE,
@@ -33,56 +32,10 @@ from ringfence.sandbox.files.paths import (
 )
 from ringfence.sandbox.files.walk import ReadBudget, Walk, WalkEntry
 
-PIECE = 4 * MIB
 ALONGSIDE = 256 * 1024
 """Smaller files are read directly: handing them to another thread would take longer."""
 WORKERS = min(4, os.cpu_count() or 1)
 _MAX_OPEN = 16
-
-Kind = Literal["file", "dir", "link", "other"]
-Keep = Callable[[bytes], str]
-"""Takes a piece of a file, maybe in a thread of its own, and returns its digest."""
-Get = Callable[[str], bytes]
-"""Returns the piece with this digest, checked; called in threads of their own."""
-
-
-@dataclass(frozen=True, slots=True)
-class TreeNode:
-    """A file, folder or link."""
-
-    path: str
-    """Relative to the tree's root; bytes that are not UTF-8 by `surrogateescape`."""
-    kind: Kind
-    mode: int = 0
-    modified_ns: int = 0
-    size: int = 0
-    pieces: tuple[str, ...] = ()
-    """SHA-256 of each; a file."""
-    target: str = ""
-    """Of a link, as it is written."""
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return tuple(self.path.split("/"))
-
-    def digested(self) -> bytes:
-        """One line of the tree's digest. No field can contain the NUL that separates them."""
-        content = self.target
-        if self.kind == "file":
-            content = self.pieces[0] if len(self.pieces) == 1 else digest("".join(self.pieces).encode())
-        executable = "x" if self.kind == "file" and self.mode & stat.S_IXUSR else ""
-        return b"\0".join(os.fsencode(text) for text in (self.kind, executable, str(self.size), self.path, content, ""))
-
-
-def digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def tree_digest(nodes: Iterable[TreeNode]) -> str:
-    whole = hashlib.sha256(b"ringfence tree 1\0")
-    for node in nodes:
-        whole.update(node.digested())
-    return whole.hexdigest()
 
 
 def kind_of(info: os.stat_result) -> Kind:

@@ -15,10 +15,9 @@ import struct
 from collections import deque
 from collections.abc import Generator, Iterator
 from contextlib import suppress
-from typing import Literal
 
+from ringfence.core.box_files import Change, Changed
 from ringfence.core.errors import Refused, Unavailable
-from ringfence.core.record import dataclass
 from ringfence.sandbox.files.paths import DEEPEST, FOLDER, PART, beneath, full_path, opened, refusal, shown
 from ringfence.sandbox.files.walk import Walk
 
@@ -27,7 +26,6 @@ MAX_FOLDERS = 1024
 MAX_TOLD = 10_000
 """Reported of the contents that new folders have already, for each time that the kernel's queue is read."""
 
-Change = Literal["created", "modified", "removed", "renamed", "lost", "begun"]
 Parts = tuple[str, ...]
 
 _MODIFY = 0x2
@@ -51,19 +49,6 @@ _SECOND_HALF_SECONDS = 0.02
 """How long the second half of a rename may take; without it, the file was moved away."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Changed:
-    """`lost`: some changes below `path` are not reported; list it again. A new folder's files may be reported twice.
-
-    `begun`: of a session, first and once: from here on changes are reported.
-    """
-
-    kind: Change
-    path: str
-    to: str | None = None
-    """Where it was renamed to."""
 
 
 class Watcher:

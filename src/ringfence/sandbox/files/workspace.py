@@ -17,16 +17,18 @@ import hashlib
 import os
 import secrets
 import stat
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime
 
-from ringfence.core.box import MIB, FileFact, within
+from ringfence.core.box import MIB, FileFact, Input, within
+from ringfence.core.box_files import Entries, EntryInfo, digest, tree_digest
 from ringfence.core.errors import Refused, WorkProgress
 from ringfence.core.record import dataclass
 from ringfence.core.system import write_all
 from ringfence.sandbox.files.acted_upon import WHY, acts
 from ringfence.sandbox.files.archive import pack_folder, unpack_into
+from ringfence.sandbox.files.inputs import put_inputs
 from ringfence.sandbox.files.paths import (
     CREATE,
     FOLDER,
@@ -42,14 +44,16 @@ from ringfence.sandbox.files.paths import (
     made_folder,
     open_beneath,
     open_regular,
+    opened,
     outside,
     parts_of,
     refusal,
     shown,
 )
-from ringfence.sandbox.files.tree import Kind, digest, kind_of, read_tree, tree_digest
+from ringfence.sandbox.files.tree import kind_of, read_tree
 from ringfence.sandbox.files.walk import ReadBudget, Walk, WalkEntry, check_no_mount, remove_entry
 from ringfence.sandbox.files.watch import Watcher
+from ringfence.sandbox.files.whole import OneFolder, WholeDisk
 
 MAX_READ = 64 * MIB
 """For one `read`; longer files are streamed, or read in parts."""
@@ -60,24 +64,6 @@ _MAX_NOTED = 2_000_000
 _LOOK = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _TEMPORARY = (("tmp",), ("var", "tmp"), ("dev", "shm"))
 """What leads to a box's folder for temporary files, where that is another one."""
-
-
-@dataclass(frozen=True, slots=True)
-class EntryInfo:
-    """What is at a path; of a link, the link itself."""
-
-    name: str
-    """A name that cannot be shown as it is is escaped, and the entry cannot be addressed here."""
-    path: str
-    kind: Kind
-    bytes: int
-    modified: datetime
-    mode: int
-    target: str | None = None
-    """The target of a link, as the box wrote it."""
-
-
-Entries = list[EntryInfo]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +94,7 @@ class Workspace:
         root: int | None = None,
         *,
         is_foreign_user: bool = False,
+        folders: Mapping[str, int] | None = None,
     ) -> None:
         """The caller closes the descriptors; `input_descriptor` is a writable one of /workspace/input.
 
@@ -118,7 +105,7 @@ class Workspace:
         `places`: the folders of the box besides /workspace that are on its disk; the descriptor is then that of the
         disk, on which all of them lie by their paths. None: it is that of /workspace, and there is nothing else.
         `root`: the box's root, by which the rest of what it may read is read. `is_foreign_user`: of that rest, only
-        what all users may read.
+        what all users may read. `folders`: writable descriptors of the file systems of its own, by path.
         """
         self.descriptor = descriptor
         self.owner = owner
@@ -127,26 +114,43 @@ class Workspace:
         self.places = places
         self.root = root
         self.is_foreign_user = is_foreign_user
+        self.folders = dict(folders or {})
 
-    def again(self) -> Workspace:
-        """The same by new descriptors."""
-        root = None if self.root is None else os.dup(self.root)
+    def again(self, *, to_fill: bool = False) -> Workspace:
+        """The same by new descriptors; `to_fill`: also those of its input and of file systems of its own."""
+        made: list[int] = []
+
+        def again(descriptor: int) -> int:
+            made.append(os.dup(descriptor))
+            return made[-1]
+
         try:
-            descriptor = os.dup(self.descriptor)
+            return Workspace(
+                again(self.descriptor),
+                self.owner,
+                again(self.input_descriptor) if to_fill and self.input_descriptor is not None else None,
+                self.on_host,
+                self.places,
+                None if self.root is None else again(self.root),
+                is_foreign_user=self.is_foreign_user,
+                folders={at: again(each) for at, each in self.folders.items()} if to_fill else None,
+            )
         except OSError:
-            if root is not None:
-                os.close(root)
+            for descriptor in made:
+                os.close(descriptor)
             raise
-        return Workspace(
-            descriptor, self.owner, None, self.on_host, self.places, root, is_foreign_user=self.is_foreign_user
-        )
 
     def close(self) -> None:
         """Close its descriptors."""
-        for descriptor in (self.descriptor, self.root, self.input_descriptor):
+        for descriptor in (self.descriptor, self.root, self.input_descriptor, *self.folders.values()):
             if descriptor is not None:
                 os.close(descriptor)
         self.root = self.input_descriptor = None
+        self.folders = {}
+
+    @property
+    def from_root(self) -> bool:
+        return self.places is not None
 
     @property
     def temporary(self) -> str:
@@ -265,11 +269,10 @@ class Workspace:
                     return self._append(folder, parts, pieces, mode, progress)
                 return self._replace(folder, parts, pieces, mode, progress)
 
-    def new_file(self, folder: str, name: str) -> int:
-        """A new file for writing, which the caller closes. Raises OSError too."""
+    def spool(self, folder: str, name: str) -> SpooledFile:
         place = self._to_change(folder)
         with self._made(place, place.parts) as (made, _), acting_as(self.owner):
-            return os.open(name, CREATE, 0o644, dir_fd=made)
+            return SpooledFile(os.open(name, CREATE, 0o644, dir_fd=made))
 
     def _replace(
         self, folder: int, parts: tuple[str, ...], pieces: Iterable[bytes], mode: int | None, progress: WorkProgress
@@ -381,6 +384,26 @@ class Workspace:
         """Reports what changes in a folder from now on. The caller closes it."""
         with explaining(self.descriptor, path), self._folder(path) as folder:
             return Watcher(folder, parts_of(path), recursive=recursive)
+
+    def whole(self) -> WholeDisk:
+        return WholeDisk(self.descriptor, self.owner, self.kept, self.input_parts, self.input_descriptor)
+
+    def folder(self, at: str) -> OneFolder:
+        parts = parts_of(at)
+        own = self.folders.get(full_path(parts))
+        if own is not None:
+            return OneFolder(own, (), self.owner)
+        return OneFolder(self.descriptor, parts if self.places is not None else parts[1:], self.owner)
+
+    @contextmanager
+    def output(self, max_bytes: int) -> Iterator[int]:
+        # No link is followed: the box could have put one in its place.
+        with opened(self.kept[0] or ".", FOLDER, self.descriptor) as folder, opened("output", FOLDER, folder) as output:
+            yield output
+
+    def add_inputs(self, inputs: tuple[Input, ...]) -> None:
+        if self.input_descriptor is not None:
+            put_inputs(self.input_descriptor, inputs, self.owner)
 
     # ── Where a path leads ──
 
@@ -516,6 +539,25 @@ class Workspace:
             yield descriptor, os.fstat(descriptor).st_size
         finally:
             os.close(descriptor)
+
+
+class SpooledFile:
+    """A file of a box that is written as its contents come."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def write(self, data: bytes) -> None:
+        write_all(self._descriptor, data)
+
+    def drop(self) -> None:
+        with suppress(OSError):
+            os.ftruncate(self._descriptor, 0)
+        os.close(self._descriptor)
+
+    async def close(self) -> bool:
+        os.close(self._descriptor)
+        return True
 
 
 def _noted(parts: tuple[str, ...], info: os.stat_result) -> str:

@@ -20,6 +20,7 @@ from ringfence.core.box import BoxReport, Limit, Limits
 from ringfence.core.errors import Unavailable, beginning
 from ringfence.core.sessions import Command, Tell
 from ringfence.sandbox.files.guarded import Held
+from ringfence.sandbox.files.workspace import Workspace
 from ringfence.sandbox.process.box import Box, BoxMember
 from ringfence.sandbox.process.box_usage import added_up, descendants, full, reclaim, used_memory, worked
 from ringfence.sandbox.process.command import RunningCommand
@@ -136,35 +137,21 @@ class LiveBox:
     def workspace(self) -> int:
         return self.box.descriptors["workspace"]
 
-    @property
-    def disk(self) -> int:
-        return self.box.descriptors["disk"]
-
-    @property
-    def places(self) -> tuple[str, ...]:
-        return tuple(self._shape["places"])
-
-    @property
-    def root(self) -> int | None:
-        return self.box.descriptors.get("root")
-
-    @property
-    def is_foreign_user(self) -> bool:
-        return self.box.host_id is None and self.box.host_id_fact.get("whose") == "own"
-
-    @property
-    def input(self) -> int | None:
-        return self.box.descriptors.get("input")
-
-    @property
-    def folders(self) -> Mapping[str, int]:
-        """Writable descriptors of its separate file systems, by path."""
+    def files(self, on_host: tuple[str, ...] = ()) -> Workspace:
+        box = self.box
         named = enumerate(self._shape.get("folders", ()))
-        return {at: self.box.descriptors[f"folder{number}"] for number, (at, _, _) in named}
-
-    @property
-    def host_id(self) -> int | None:
-        return self.box.host_id
+        of_box = Workspace(
+            box.descriptors["disk"],
+            box.host_id,
+            box.descriptors.get("input"),
+            on_host,
+            tuple(self._shape["places"]),
+            box.descriptors.get("root"),
+            is_foreign_user=box.host_id is None and box.host_id_fact.get("whose") == "own",
+            folders={at: box.descriptors[f"folder{number}"] for number, (at, _, _) in named},
+        )
+        # Descriptors of their own: a box that dies closes its own, and what it wrote can still be kept.
+        return of_box.again(to_fill=True)
 
     # ── What runs in it ──
 

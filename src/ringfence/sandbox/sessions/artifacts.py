@@ -13,16 +13,17 @@ import shutil
 import threading
 from collections import Counter, deque
 from collections.abc import Container, Iterable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
+from ringfence.core.box_files import BoxFiles
 from ringfence.core.record import dataclass
 from ringfence.core.sessions import Owner, SessionInfo
 from ringfence.sandbox.files.blobstore import private_folder, storing
 from ringfence.sandbox.files.collect import LeftOut, collect
-from ringfence.sandbox.files.paths import FOLDER, WORKSPACE, opened
+from ringfence.sandbox.files.paths import FOLDER, WORKSPACE
 from ringfence.sandbox.files.workspace import Workspace
 
 log = logging.getLogger(__name__)
@@ -65,33 +66,33 @@ class Artifacts:
     def wanted(self) -> bool:
         return self._seconds > 0
 
-    def keep(self, id_: str, owner: Owner, workspace: Workspace, max_bytes: int) -> dict[str, str]:
+    def keep(self, id_: str, owner: Owner, files: BoxFiles, max_bytes: int) -> dict[str, str]:
         """Copy the output folder of a session, if there is one. Returns what was left out, and why."""
         with storing("the output of a session"):
             private_folder(self._folder)
             with self._turn:
                 self._count()
-            try:
-                # No link is followed: the box could have put one in its place.
-                with opened(workspace.kept[0] or ".", FOLDER, workspace.descriptor) as folder:
-                    output = os.open(_OUTPUT, FOLDER, dir_fd=folder)
-            except FileNotFoundError:
-                return {}
-            except OSError as problem:
-                return {OUTPUT: f"it cannot be read: {problem.strerror}"}
-            mine = _Kept(owner, whole=False)
+            with ExitStack() as stack:
+                try:
+                    output = stack.enter_context(files.output(max_bytes))
+                except FileNotFoundError:
+                    return {}
+                except OSError as problem:
+                    return {OUTPUT: f"it cannot be read: {problem.strerror}"}
+                return self._keep(id_, _Kept(owner, whole=False), output, max_bytes)
+
+    def _keep(self, id_: str, mine: _Kept, output: int, max_bytes: int) -> dict[str, str]:
+        with self._turn:
+            self._kept[id_] = mine
+        try:
+            place = Path(os.path.realpath(self._folder)) / id_ / _OUTPUT
+            take = partial(self._take, mine)
+            return collect(output, place, max_bytes=max_bytes, max_files=_MAX_FILES, take=take)[1]
+        finally:
             with self._turn:
-                self._kept[id_] = mine
-            try:
-                place = Path(os.path.realpath(self._folder)) / id_ / _OUTPUT
-                take = partial(self._take, mine)
-                return collect(output, place, max_bytes=max_bytes, max_files=_MAX_FILES, take=take)[1]
-            finally:
-                os.close(output)
-                with self._turn:
-                    mine.whole = True
-                    if not mine.bytes:
-                        self._kept.pop(id_, None)
+                mine.whole = True
+                if not mine.bytes:
+                    self._kept.pop(id_, None)
 
     def has(self, info: SessionInfo) -> bool:
         return not self._is_over(info) and (self._folder / info.id).is_dir()

@@ -14,7 +14,6 @@ import asyncio
 import builtins
 import itertools
 import logging
-import os
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing, closing, nullcontext
 from dataclasses import replace
@@ -26,14 +25,12 @@ from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Type
 from ringfence.core import canonical
 from ringfence.core.aio import in_thread, pieces_of, shielded
 from ringfence.core.box import FileFact, Input, NetworkRule, Serve
+from ringfence.core.box_files import BoxFiles, Changed, Entries, EntryInfo
 from ringfence.core.brokering import SubstitutionDenial, SubstitutionReply, SubstitutionRequest
 from ringfence.core.errors import Refused, RingfenceError, SetUpFailed, Unavailable, WorkProgress, unknown_session
 from ringfence.core.model import Recheck, always
 from ringfence.core.sessions import ForkProblem, Owner, SessionBackend, SessionInfo, SessionSpec, SessionView
-from ringfence.sandbox.files.inputs import put_inputs
 from ringfence.sandbox.files.paths import parts_of, refusal
-from ringfence.sandbox.files.watch import Changed
-from ringfence.sandbox.files.workspace import Entries, EntryInfo, Workspace
 from ringfence.sandbox.sessions.artifacts import Artifacts
 from ringfence.sandbox.sessions.capacity import Capacity, KeeperRules
 from ringfence.sandbox.sessions.concurrency import DetachedTasks
@@ -290,10 +287,9 @@ class SessionManager:
             stay = replace(stay, env={**session.secrets.env, **stay.env})
         try:
             box = await self._backend.open(stay, self._route(session.spec, session.secrets))
-            workspace = session.attach(box)
+            session.attach(box)
             if snapshot is not None:
-                into = workspace.again()
-                into.input_descriptor = None if box.input is None else os.dup(box.input)
+                into = box.files()
                 await in_thread(lambda: self._restore(into, snapshot.id, owner, inputs))
             if session.mounts:
                 await in_thread(session.mounts.load)
@@ -313,13 +309,13 @@ class SessionManager:
             raise Unavailable("no_network_control", "sessions have no network here")
         return self._serve(spec.network, secrets)
 
-    def _restore(self, workspace: Workspace, snapshot: str, owner: Owner, inputs: tuple[Input, ...]) -> None:
+    def _restore(self, files: BoxFiles, snapshot: str, owner: Owner, inputs: tuple[Input, ...]) -> None:
         try:
-            self._snapshots.restore(snapshot, workspace, owner=owner)
-            if inputs and workspace.input_descriptor is not None:
-                put_inputs(workspace.input_descriptor, inputs, workspace.owner)
+            self._snapshots.restore(snapshot, files, owner=owner)
+            if inputs:
+                files.add_inputs(inputs)
         finally:
-            workspace.close()
+            files.close()
 
     async def end(self, owner: Owner, id: str) -> SessionInfo:
         """End a session. One that has ended already stays as it was."""
@@ -372,27 +368,27 @@ class SessionManager:
         mounted = [mount.at for mount in session.spec.stay.mounts]
         return (
             step,
-            await self._inspect(owner, id, ".", lambda workspace: workspace.tree_hash(mounted)),
+            await self._inspect(owner, id, ".", lambda files: files.tree_hash(mounted)),
             session.runs_on,
         )
 
     async def read(self, owner: Owner, id: str, path: str, offset: int, length: int | None) -> bytes:
-        return await self._inspect(owner, id, path, lambda workspace: workspace.read(path, offset, length))
+        return await self._inspect(owner, id, path, lambda files: files.read(path, offset, length))
 
     async def entries(self, owner: Owner, id: str, path: str, depth: int) -> Entries:
-        return await self._inspect(owner, id, path, lambda workspace: workspace.list(path, depth))
+        return await self._inspect(owner, id, path, lambda files: files.list(path, depth))
 
     async def stat(self, owner: Owner, id: str, path: str) -> EntryInfo:
-        return await self._inspect(owner, id, path, lambda workspace: workspace.stat(path))
+        return await self._inspect(owner, id, path, lambda files: files.stat(path))
 
     async def pack(self, owner: Owner, id: str, path: str) -> AsyncGenerator[bytes, None]:
-        workspace = self._readable(owner, id, path)
+        files = self._readable(owner, id, path)
         try:
-            async with aclosing(pieces_of(workspace.pack(path))) as pieces:
+            async with aclosing(pieces_of(files.pack(path))) as pieces:
                 async for piece in pieces:
                     yield piece
         finally:
-            workspace.close()
+            files.close()
 
     async def copy(self, owner: Owner, id: str, path: str, to_id: str, to_path: str) -> FileFact:
         """Copy between sessions of one owner, without sending the bytes to a client."""
@@ -401,32 +397,32 @@ class SessionManager:
             source = self._readable(owner, id, path)
         return await self._tasks.run(self._copy(source, path, target, to_path))
 
-    async def _copy(self, source: Workspace, path: str, target: Session, to_path: str) -> FileFact:
-        def copy(workspace: Workspace) -> FileFact:
+    async def _copy(self, source: BoxFiles, path: str, target: Session, to_path: str) -> FileFact:
+        def copy(files: BoxFiles) -> FileFact:
             # The source is opened first: if it does not exist, no folders are made for the target.
             with closing(source.stream(path)) as pieces:
                 with WorkProgress():
                     first = next(pieces, b"")
-                return workspace.write(to_path, itertools.chain((first,), pieces))
+                return files.write(to_path, itertools.chain((first,), pieces))
 
         try:
             return await target.change(copy)
         finally:
             source.close()
 
-    async def _inspect(self, owner: Owner, id: str, path: str, work: Callable[[Workspace], T]) -> T:
+    async def _inspect(self, owner: Owner, id: str, path: str, work: Callable[[BoxFiles], T]) -> T:
         """Read files of a session, or the output that was kept of one that has ended, in a thread. The session need not
         be running."""
-        workspace = self._readable(owner, id, path)
+        files = self._readable(owner, id, path)
         session = self._sessions.get(id)
         with session.in_use if session is not None else nullcontext():
-            return await in_thread(then_close(workspace, work))
+            return await in_thread(then_close(files, work))
 
-    def _readable(self, owner: Owner, id: str, path: str) -> Workspace:
-        """The workspace of a session, or the output that was kept of one that has ended. The caller closes it."""
+    def _readable(self, owner: Owner, id: str, path: str) -> BoxFiles:
+        """The files of a session, or the output that was kept of one that has ended. The caller closes it."""
         session = self._sessions.get(id)
         if session is not None and session.owner == owner:
-            return session.workspace()
+            return session.files()
         info = self._past(owner, id)
         if parts_of(path)[:2] != _OUTPUT or not self._artifacts.has(info):
             raise stopped(info, "its output was removed to make room" if self._artifacts.made_room(id) else "")

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Literal, Protocol, TypeVar, Unpack
 
 from ringfence.core.box import FileFact
+from ringfence.core.box_files import Changed, EntryInfo
 from ringfence.core.brokering import SubstitutionDenial, SubstitutionReply, SubstitutionRequest
 from ringfence.core.model import Recheck, always
 from ringfence.core.record import dataclass
@@ -30,8 +31,6 @@ from ringfence.core.sessions import (
     Tell,
     Writing,
 )
-from ringfence.sandbox.files.watch import Changed
-from ringfence.sandbox.files.workspace import EntryInfo
 from ringfence.sandbox.sessions.snapshots import Snapshot
 from ringfence.sandbox.sessions.volumes import Volume
 

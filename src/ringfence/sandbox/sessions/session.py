@@ -22,6 +22,7 @@ from typing import TypeVar, Unpack
 
 from ringfence.core.aio import PausableTimer, fed, in_thread, shielded
 from ringfence.core.box import BoxReport, FileFact, Limits, Stream
+from ringfence.core.box_files import BoxFiles, Changed, FileChanges
 from ringfence.core.errors import Refused, RingfenceError, Unavailable, WorkProgress
 from ringfence.core.model import Recheck, always
 from ringfence.core.record import dataclass
@@ -50,8 +51,6 @@ from ringfence.core.sessions import (
 from ringfence.sandbox.files import guarded
 from ringfence.sandbox.files.paths import refusal
 from ringfence.sandbox.files.spool import Spool
-from ringfence.sandbox.files.watch import Changed, Watcher
-from ringfence.sandbox.files.workspace import Workspace
 from ringfence.sandbox.sessions.artifacts import Artifacts
 from ringfence.sandbox.sessions.background import CAPTURED_BYTES, Processes
 from ringfence.sandbox.sessions.concurrency import DetachedTasks, SharedLock, UseCounter
@@ -121,7 +120,7 @@ class Session:
         self._on_end = on_end
         self._background = Processes()
         self._ports = PortForwards(id_, spec.stay.listening, self.in_use, self._open_socket, shared.peer)
-        self._watchers: set[Watcher] = set()
+        self._watchers: set[FileChanges] = set()
         self._lock = SharedLock()
         """Shared while something is started or files are written; exclusive for a pause and for snapshots."""
         self._created_at = timestamp()
@@ -135,7 +134,7 @@ class Session:
         self._observed = Observed()
         self._next_look: asyncio.TimerHandle | None = None
         self._box: StayingBox | None = None
-        self._workspace: Workspace | None = None
+        self._files: BoxFiles | None = None
         self._frozen = False
         self._ending: asyncio.Task[SessionInfo] | None = None
         self._mounts_seen = guarded.NOTHING_SEEN
@@ -207,11 +206,11 @@ class Session:
         assert self._box is not None
         return self._box
 
-    def workspace(self) -> Workspace:
-        """Its files by new descriptors, which the caller closes: the session may close its own at any time."""
+    def files(self) -> BoxFiles:
+        """Its files once more, which the caller closes: the session may close its own at any time."""
         self.check_live()
-        assert self._workspace is not None
-        return self._workspace.again()
+        assert self._files is not None
+        return self._files.again()
 
     def check_live(self) -> None:
         """Raise Refused unless it is running or paused."""
@@ -222,21 +221,15 @@ class Session:
 
     # ── Start ──
 
-    def attach(self, box: StayingBox) -> Workspace:
-        """Take its box. The caller puts files into the workspace returned, before anything runs."""
+    def attach(self, box: StayingBox) -> None:
+        """Take its box. The caller fills it, before anything runs."""
         self._box = box
         self._mounts_seen = guarded.look(self.spec.stay.mounts, box.mounted)
         try:
-            # Descriptors of our own: a box that dies closes its own, and we still keep what it wrote.
-            on_host = tuple(mount.at for mount in self.spec.stay.mounts if mount.mode == "rw")
-            of_box = Workspace(
-                box.disk, box.host_id, None, on_host, box.places, box.root, is_foreign_user=box.is_foreign_user
-            )
-            self._workspace = of_box.again()
+            self._files = box.files(tuple(mount.at for mount in self.spec.stay.mounts if mount.mode == "rw"))
             self.mounts.hold(box)
         except (OSError, KeyError) as problem:
             raise Unavailable("no_box", "the box was gone before anything could be put into it") from problem
-        return self._workspace
 
     def mark_running(self) -> None:
         """Its box is complete: start its timers."""
@@ -394,18 +387,18 @@ class Session:
                 raise refusal("session_paused", text)
             await self._resume()
 
-    async def _while_frozen(self, work: Callable[[Workspace], T]) -> T:
+    async def _while_frozen(self, work: Callable[[BoxFiles], T]) -> T:
         """Work on its files, in a thread, while all its processes are stopped. Volumes are saved first."""
         async with self._lock.exclusive():
             self.contexts.note_folder()
             was_frozen = self._frozen
-            workspace = self.workspace()
+            files = self.files()
             try:
                 await self._freeze()
                 await self._save()
-                return await in_thread(lambda: work(workspace))
+                return await in_thread(lambda: work(files))
             finally:
-                workspace.close()
+                files.close()
                 if not was_frozen:
                     await self._thaw()
 
@@ -491,16 +484,16 @@ class Session:
         except (OSError, RingfenceError) as problem:
             return [f"the box was not removed: {problem}"]
         finally:
-            if self._workspace is not None:
-                self._workspace.close()
+            if self._files is not None:
+                self._files.close()
         return []
 
     def _keep_outputs(self) -> list[str]:
         artifacts = self._shared.artifacts
-        if self.spec.retain != "output" or not artifacts.wanted or self._workspace is None:
+        if self.spec.retain != "output" or not artifacts.wanted or self._files is None:
             return []
         most = self.spec.stay.limits.disk_bytes
-        left_out = artifacts.keep(self.id, self.owner, self._workspace, most)
+        left_out = artifacts.keep(self.id, self.owner, self._files, most)
         return [f"{path} was not kept: {why}" for path, why in list(left_out.items())[:_MAX_LISTED]]
 
     # ── Steps ──
@@ -516,11 +509,11 @@ class Session:
                 number = self._begin_step(request.after_step)
                 progress.begin()
                 before = self._mounts_seen
-                whole = Spool(self.workspace, cell.limits.capture_bytes, tell, wanted=request.keep_whole)
+                whole = Spool(self.files, cell.limits.capture_bytes, tell, wanted=request.keep_whole)
                 try:
                     report = await context.run(interpreter, cell, whole.tell, shown)
                 finally:
-                    kept = whole.over()
+                    kept = await whole.over()
         self._show(number, context.name, report.report)
         return StepReport(
             self.id, number, self._with_session_facts(report, before), context.name, fresh, self.state, kept
@@ -553,7 +546,7 @@ class Session:
     async def command(self, request: CommandRequest, tell: Tell, recheck: Recheck = always) -> StepReport:
         """Run a command to its end. Cancelling kills it."""
         limits = request.limits or self.spec.stay.limits
-        whole = Spool(self.workspace, limits.capture_bytes, tell, wanted=request.keep_whole)
+        whole = Spool(self.files, limits.capture_bytes, tell, wanted=request.keep_whole)
         with self.in_use:
             with WorkProgress():
                 await self._ensure_running()
@@ -566,7 +559,7 @@ class Session:
                 self._tasks.start(running.over())
                 raise
             finally:
-                kept = whole.over()
+                kept = await whole.over()
         self._show(number, " ".join(request.argv), report)
         return StepReport(
             self.id, number, self._with_session_facts(CellReport(report), before), state=self.state, whole=kept
@@ -708,29 +701,29 @@ class Session:
     # ── Files ──
 
     async def write(self, path: str, data: bytes, **how: Unpack[Writing]) -> FileFact:
-        return await self.change(lambda workspace: workspace.write(path, data, **how))
+        return await self.change(lambda files: files.write(path, data, **how))
 
     async def remove(self, path: str) -> None:
-        await self.change(lambda workspace: workspace.remove(path))
+        await self.change(lambda files: files.remove(path))
 
     async def make_dir(self, path: str) -> bool:
-        return await self.change(lambda workspace: workspace.make_dir(path))
+        return await self.change(lambda files: files.make_dir(path))
 
     async def rename(self, old: str, new: str) -> None:
-        await self.change(lambda workspace: workspace.rename(old, new))
+        await self.change(lambda files: files.rename(old, new))
 
-    async def change(self, work: Callable[[Workspace], T]) -> T:
+    async def change(self, work: Callable[[BoxFiles], T]) -> T:
         """Change files, in a thread. Work that was begun is finished even when its caller is gone."""
         return await self._tasks.run(self._change(work))
 
-    async def _change(self, work: Callable[[Workspace], T]) -> T:
+    async def _change(self, work: Callable[[BoxFiles], T]) -> T:
         with self.in_use:
             with WorkProgress():
                 await self._ensure_running()
             async with self._lock.shared():
                 with WorkProgress():
-                    workspace = self.workspace()
-                return await in_thread(then_close(workspace, work))
+                    files = self.files()
+                return await in_thread(then_close(files, work))
 
     async def unpack(self, path: str, stream: AsyncIterator[bytes]) -> list[FileFact]:
         """Cancelling ends it, and leaves nothing half-written."""
@@ -740,25 +733,23 @@ class Session:
                 await self._ensure_running()
             async with self._lock.shared():
                 with WorkProgress():
-                    workspace = self.workspace()
+                    files = self.files()
                 try:
                     facts = await fed(
                         stream,
-                        lambda pieces: workspace.unpack(
-                            path, pieces, max_bytes=limits.disk_bytes, max_files=limits.inodes
-                        ),
+                        lambda pieces: files.unpack(path, pieces, max_bytes=limits.disk_bytes, max_files=limits.inodes),
                     )
                 finally:
-                    workspace.close()
+                    files.close()
         return list(facts)
 
     async def watch(self, path: str, recursive: bool) -> AsyncGenerator[Changed, None]:
         """Yield changes until the session ends or the caller stops. A session that is only watched is idle."""
-        workspace = self.workspace()
+        files = self.files()
         try:
-            watcher = workspace.watch(path, recursive=recursive)
+            watcher = await in_thread(lambda: files.watch(path, recursive=recursive))
         finally:
-            workspace.close()
+            files.close()
         self._watchers.add(watcher)
         try:
             yield Changed("begun", path)
@@ -783,9 +774,9 @@ class Session:
             raise refusal("retain_none", f"{text}; create one with retain 'output'")
         spec = self.spec
 
-        def take(workspace: Workspace) -> Snapshot:
+        def take(files: BoxFiles) -> Snapshot:
             return self._shared.snapshots.take(
-                workspace,
+                files,
                 owner=self.owner,
                 env=spec.stay.env,
                 cwd=self.contexts.folder,
@@ -798,14 +789,14 @@ class Session:
         return await self._tasks.run(self._while_frozen(take))
 
 
-def then_close(workspace: Workspace, work: Callable[[Workspace], T]) -> Callable[[], T]:
+def then_close(files: BoxFiles, work: Callable[[BoxFiles], T]) -> Callable[[], T]:
     """Work for a thread, with files whose descriptors are closed when it is done."""
 
     def act() -> T:
         try:
-            return work(workspace)
+            return work(files)
         finally:
-            workspace.close()
+            files.close()
 
     return act
 

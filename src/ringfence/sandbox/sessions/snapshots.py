@@ -21,15 +21,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from ringfence.core.box_files import BoxFiles, TreeNode, digest, tree_digest
 from ringfence.core.errors import Refused, Unavailable
 from ringfence.core.quoting import quoted
 from ringfence.core.record import dataclass
 from ringfence.core.sessions import timestamp
 from ringfence.sandbox.files.blobstore import Owner, TreeStore, owner_folder, private_folder, storing, write_whole
-from ringfence.sandbox.files.paths import WORKSPACE, beneath, explaining, refusal
-from ringfence.sandbox.files.tree import TreeNode, digest, read_tree, tree_digest, write_tree
-from ringfence.sandbox.files.walk import Walk, WalkEntry, empty
-from ringfence.sandbox.files.workspace import Workspace
+from ringfence.sandbox.files.paths import refusal
 
 GIB = 1024**3
 FORK_PREFIX = "fork."
@@ -48,7 +46,7 @@ class Snapshot:
     id: str
     name: str | None
     tree_digest: str
-    """The box's `Workspace.tree_hash`, where it had no volumes, pipes or sockets."""
+    """The box's `tree_hash`, where it had no volumes, pipes or sockets."""
     bytes: int
     files: int
     created_at: str
@@ -82,7 +80,7 @@ class Snapshots:
 
     def take(
         self,
-        workspace: Workspace,
+        files: BoxFiles,
         *,
         owner: Owner,
         env: Mapping[str, str],
@@ -92,7 +90,7 @@ class Snapshots:
         packages: tuple[str, ...] = (),
         for_agents: bool = False,
     ) -> Snapshot:
-        """Store a workspace as it is. What a running program changes meanwhile may be in it or not: pause the box."""
+        """Store the files as they are. What a running program changes meanwhile may be in it or not: pause the box."""
         if name is not None and not _NAME.fullmatch(name):
             text = "letters, digits, '.', '_' and '-', 64 at most, and not 'snap-' first"
             raise refusal("bad_name", f"{quoted(name, 80)} cannot be the name of a snapshot; use {text}")
@@ -101,10 +99,8 @@ class Snapshots:
             if len(self._ids(folder)) >= self._max_count:
                 raise refusal("quota", f"there are {self._max_count} snapshots already; remove some")
             with store.adding(self._max_bytes - store.size()) as adding:
-                with explaining(workspace.descriptor, WORKSPACE), beneath(workspace.descriptor, ()) as root:
-                    kept = _Kept(os.fstat(root).st_dev, workspace.input_parts)
-                    walk = Walk(enters=kept)
-                    nodes = [node for node in read_tree(root, adding.keep, walk) if node.kind != "other"]
+                taken = files.whole().take(adding.keep)
+                nodes = taken.nodes
                 snapshot = Snapshot(
                     id="",
                     name=name,
@@ -115,8 +111,8 @@ class Snapshots:
                     cwd=cwd,
                     env=dict(env),
                     listing=tuple(adding.tree(nodes)),
-                    has_input=kept.has_input,
-                    whole=workspace.places is not None,
+                    has_input=taken.has_input,
+                    whole=files.from_root,
                     template=template,
                     packages=packages,
                     for_agents=for_agents,
@@ -128,30 +124,28 @@ class Snapshots:
             write_whole(folder / _RECORDS / snapshot.id, data)
         return snapshot
 
-    def restore(self, reference: str, workspace: Workspace, *, owner: Owner) -> Snapshot:
-        """Put a snapshot into the workspace of a box in which nothing runs yet, replacing everything there.
+    def restore(self, reference: str, files: BoxFiles, *, owner: Owner) -> Snapshot:
+        """Put a snapshot into a box in which nothing runs yet, replacing everything there.
 
-        Where any part of it is missing or damaged, the workspace is left empty.
+        Where any part of it is missing or damaged, the box is left empty.
         """
         folder, store = self._of(owner)
         with storing("the snapshot"), store.using():
             snapshot = self._find(folder, store, reference)
-            with explaining(workspace.descriptor, WORKSPACE), beneath(workspace.descriptor, ()) as root:
-                _clear(root, workspace)
-                try:
-                    nodes = store.tree(snapshot.listing)
-                    if tree_digest(nodes) != snapshot.tree_digest:
-                        raise store.damaged("its files are not those that were kept")
-                    if workspace.places is not None and not snapshot.whole:
-                        nodes = [TreeNode("workspace", "dir", 0o755), *(_below_workspace(node) for node in nodes)]
-                    given = workspace.input_descriptor
-                    into = None if given is None else (workspace.input_parts, given)
-                    write_tree(root, nodes, store.get, workspace.owner, into)
-                except BaseException as problem:
-                    _clear(root, workspace)
-                    if isinstance(problem, ValueError):
-                        raise store.damaged(str(problem)) from None
-                    raise
+            whole = files.whole()
+            whole.clear()
+            try:
+                nodes = store.tree(snapshot.listing)
+                if tree_digest(nodes) != snapshot.tree_digest:
+                    raise store.damaged("its files are not those that were kept")
+                if files.from_root and not snapshot.whole:
+                    nodes = [TreeNode("workspace", "dir", 0o755), *(_below_workspace(node) for node in nodes)]
+                whole.put(nodes, store.get)
+            except BaseException as problem:
+                whole.clear()
+                if isinstance(problem, ValueError):
+                    raise store.damaged(str(problem)) from None
+                raise
         return snapshot
 
     def get(self, reference: str, *, owner: Owner) -> Snapshot:
@@ -224,35 +218,8 @@ class Snapshots:
         return Snapshot(**record | {"id": id_, **lists})
 
 
-class _Kept:
-    """Which folders a snapshot includes: input is a mount of its own and belongs to it, volumes do not."""
-
-    def __init__(self, device: int, input_parts: tuple[str, ...]) -> None:
-        self._device = device
-        self._input_parts = input_parts
-        self.has_input = False
-        """Whether there was one."""
-
-    def __call__(self, found: WalkEntry) -> bool:
-        if found.info.st_dev == self._device:
-            return True
-        inside = found.parts[: len(self._input_parts)] == self._input_parts
-        self.has_input = self.has_input or inside
-        return inside
-
-
 def _below_workspace(node: TreeNode) -> TreeNode:
     return replace(node, path=f"workspace/{node.path}")
-
-
-def _clear(root: int, workspace: Workspace) -> None:
-    # The folders themselves stay: the box sees them elsewhere.
-    for name in workspace.kept:
-        with beneath(root, tuple(name.split("/")) if name else ()) as folder:
-            empty(folder, workspace.owner)
-    if workspace.input_descriptor is not None:
-        with beneath(workspace.input_descriptor, ()) as folder:
-            empty(folder, workspace.owner)
 
 
 def unknown_snapshot(reference: str) -> Refused:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ringfence.core.box import MIB
+from ringfence.core.box_files import BoxFiles, BoxTree, tree_digest
 from ringfence.core.errors import Refused, Unavailable
 from ringfence.core.quoting import quoted
 from ringfence.core.record import dataclass
@@ -36,20 +37,7 @@ from ringfence.sandbox.files.blobstore import (
     try_lock,
     write_whole,
 )
-from ringfence.sandbox.files.paths import (
-    FOLDER,
-    WORKSPACE,
-    beneath,
-    explaining,
-    full_path,
-    made_folder,
-    outside,
-    parts_of,
-    refusal,
-)
-from ringfence.sandbox.files.tree import read_tree, tree_digest, write_tree
-from ringfence.sandbox.files.walk import ReadBudget, Walk, empty
-from ringfence.sandbox.files.workspace import Workspace
+from ringfence.sandbox.files.paths import WORKSPACE, full_path, outside, parts_of, refusal
 
 GIB = 1024**3
 Mode = Literal["ro", "rw"]
@@ -195,29 +183,28 @@ class OpenVolume:
     def volume(self) -> Volume:
         return _read(self._place)
 
-    def load(self, descriptor: int, owner: int | None) -> Volume:
-        """Put what was last saved into an open folder of a box in which nothing runs yet, replacing what is there.
+    def load(self, folder: BoxTree) -> Volume:
+        """Put what was last saved into a folder of a box in which nothing runs yet, replacing what is there.
 
         Where any part is missing or damaged, the folder is left empty. The size of the folder's file system must be
         the volume's `max_bytes`.
         """
         with storing("the volume"), self._store.using():
             volume = _read(self._place)
-            with explaining(descriptor, WORKSPACE), beneath(descriptor, ()) as root:
-                empty(root, owner)
-                try:
-                    nodes = self._store.tree(volume.listing) if volume.listing else []
-                    if tree_digest(nodes) != volume.tree_digest:
-                        raise self._store.damaged("its files are not those that were saved")
-                    write_tree(root, nodes, self._store.get, owner)
-                except BaseException as problem:
-                    empty(root, owner)
-                    if isinstance(problem, ValueError):
-                        raise self._store.damaged(str(problem)) from None
-                    raise
+            folder.clear()
+            try:
+                nodes = self._store.tree(volume.listing) if volume.listing else []
+                if tree_digest(nodes) != volume.tree_digest:
+                    raise self._store.damaged("its files are not those that were saved")
+                folder.put(nodes, self._store.get)
+            except BaseException as problem:
+                folder.clear()
+                if isinstance(problem, ValueError):
+                    raise self._store.damaged(str(problem)) from None
+                raise
             return volume
 
-    def save(self, descriptor: int) -> Volume:
+    def save(self, folder: BoxTree) -> Volume:
         """Save what is in the folder now. Until this returns, the volume is what it was before."""
         if self._held is None:
             raise refusal("read_only", f"volume {self.volume.name!r} was mounted to be read; mount it to write")
@@ -226,10 +213,7 @@ class OpenVolume:
                 volume = _read(self._place)
                 # New pieces stand beside the old ones until the new record is there.
                 with self._store.adding(volume.max_bytes + self._max_files * 1024) as adding:
-                    with explaining(descriptor, WORKSPACE), beneath(descriptor, ()) as root:
-                        walk = Walk(most=self._max_files)
-                        found = read_tree(root, adding.keep, walk, ReadBudget(volume.max_bytes))
-                    nodes = [node for node in found if node.kind != "other"]
+                    nodes = folder.take(adding.keep, max_files=self._max_files, max_bytes=volume.max_bytes).nodes
                     saved = replace(
                         volume,
                         saved_at=timestamp(),
@@ -290,8 +274,6 @@ class _Mount:
     wanted: VolumeMount
     parts: tuple[str, ...]
     volume: OpenVolume
-    descriptor: int = -1
-    """Of the volume's own file system, where the box has one for it."""
     loaded: bool = False
 
 
@@ -300,7 +282,7 @@ class VolumeMounts:
     """Methods block, and may be called from several threads. They raise Refused, Unavailable and StoreError."""
 
     _mounts: list[_Mount] = field(default_factory=list)
-    _workspace: Workspace | None = None
+    _files: BoxFiles | None = None
     _turn: threading.Lock = field(default_factory=threading.Lock)
 
     def __bool__(self) -> bool:
@@ -333,40 +315,20 @@ class VolumeMounts:
         return Folder(full_path(parts), max_bytes, wanted.mode)
 
     def hold(self, box: StayingBox) -> None:
-        """Duplicate the descriptors of their folders: those of the box are closed with it."""
+        """Take what is needed to reach their folders. Raises OSError and KeyError where the box is gone."""
         if self._mounts:
-            self._workspace = Workspace(os.dup(box.disk), box.host_id, places=box.places)
-        for mount in self._mounts:
-            own = box.folders.get(full_path(mount.parts))
-            if own is not None:
-                mount.descriptor = os.dup(own)
+            self._files = box.files()
 
     def load(self) -> None:
         """Put the volumes' contents into a box in which nothing runs yet."""
         with self._turn:
             for mount in self._mounts:
-                with self._folder(mount, make=True) as folder:
-                    mount.volume.load(folder, self._held.owner)
+                mount.volume.load(self._folder(mount))
                 mount.loaded = True
 
-    @contextmanager
-    def _folder(self, mount: _Mount, *, make: bool) -> Iterator[int]:
-        """Where it is: a file system of its own, else a folder of the workspace, as the box has it now."""
-        root = self._held.descriptor
-        at = mount.wanted.at
-        if mount.descriptor >= 0:
-            yield mount.descriptor
-        elif make:
-            with explaining(root, at), made_folder(root, mount.parts, self._held.owner) as (folder, _):
-                yield folder
-        else:
-            with explaining(root, at), beneath(root, mount.parts, FOLDER) as folder:
-                yield folder
-
-    @property
-    def _held(self) -> Workspace:
-        assert self._workspace is not None
-        return self._workspace
+    def _folder(self, mount: _Mount) -> BoxTree:
+        assert self._files is not None
+        return self._files.folder(full_path(mount.parts))
 
     def save(self) -> None:
         """Save those that are mounted for writing. Each is saved or stays as it was; raises the first problem."""
@@ -375,8 +337,7 @@ class VolumeMounts:
             for mount in self._mounts:
                 if mount.wanted.mode == "rw" and mount.loaded:  # else it would be saved as if it were empty
                     try:
-                        with self._folder(mount, make=False) as folder:
-                            mount.volume.save(folder)
+                        mount.volume.save(self._folder(mount))
                     except Refused as refused:
                         problem = problem or refused
         if problem is not None:
@@ -387,9 +348,7 @@ class VolumeMounts:
         with self._turn:
             for mount in self._mounts:
                 mount.volume.close()
-                if mount.descriptor >= 0:
-                    os.close(mount.descriptor)
             self._mounts.clear()
-            if self._workspace is not None:
-                self._workspace.close()
-                self._workspace = None
+            if self._files is not None:
+                self._files.close()
+                self._files = None

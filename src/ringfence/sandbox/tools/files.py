@@ -21,7 +21,7 @@ from ringfence.sandbox.tools.results import MAX_FILES, SPARE_BYTES, text
 from ringfence.sandbox.tools.task import Task, bad, data_of, pieces_of
 
 if TYPE_CHECKING:
-    from ringfence.sandbox.files.workspace import EntryInfo
+    from ringfence.core.box_files import EntryInfo
 
 _ONE: Json = {**ONE, "path": TEXT}
 _WORKSPACE = "/workspace"
