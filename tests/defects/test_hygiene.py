@@ -86,6 +86,7 @@ STARTED_AS_PROGRAMS = {
     "ringfence.doctor.launcher": "makes the namespaces of controls, started by file path",
     "ringfence.sandbox.guests.agent": "sent to a guest, whose first process it is",
     "ringfence.sandbox.guests.harden": "sent to a guest with the agent",
+    "ringfence.sandbox.guests.passage": "sent to a guest with the agent",
     "ringfence.sandbox.guests.holder": "started beside containers, by file path",
     "ringfence.audit.signing_process": "the signer, a process of its own that imports it by name",
     "ringfence.cli.bench.lines": "a server that is measured, started by file path",

@@ -134,7 +134,9 @@ class BoxProxy:
         task = asyncio.current_task()
         assert task is not None
         # The loop does it only for sockets of which it knows that they are TCP.
-        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        accepted = writer.get_extra_info("socket")
+        if accepted.family != socket.AF_UNIX:
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         wire = HttpWire(reader, writer)
         self._serving.add(task)
         try:

@@ -1,5 +1,5 @@
 """The first process of a guest, a container or a virtual machine: it starts programs there, and passes on what they
-write. Imports the standard library alone; it runs with whatever Python a guest has, from 3.8 on.
+write. Imports the standard library and what is sent with it; it runs with whatever Python a guest has, from 3.8 on.
 
 It talks to one host over one stream, in frames:
 
@@ -32,6 +32,8 @@ import struct
 import sys
 import termios
 import time
+
+from ringfence.sandbox.guests import passage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -497,7 +499,14 @@ def _write(loop: Loop, number: int, order: dict[str, Any], data: bytes) -> None:
     return None
 
 
-_ORDERS = {"run": Run, "write": _write, "pack": ArchiveOrder, "unpack": ArchiveOrder}
+_ORDERS = {
+    "run": Run,
+    "write": _write,
+    "pack": ArchiveOrder,
+    "unpack": ArchiveOrder,
+    "listen": passage.Listening,
+    "connection": passage.Connection,
+}
 
 
 def _left(guest: GuestSettings) -> dict[str, Any]:

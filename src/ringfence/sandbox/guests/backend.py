@@ -35,6 +35,7 @@ _SHIPPED = (
     "process.zygote.landlock",
     "process.zygote.machine",
     "guests.harden",
+    "guests.passage",
     "guests.agent",
 )
 """Modules that run in a guest, each after those that it needs."""

@@ -39,8 +39,8 @@ class GuestOrder:
         """Called with which stream it is (`1`, `2`), and what was written. What it returns is awaited before the guest
         may write more."""
         self.on_note: Callable[[Json], None] = lambda note: None
+        self.number = number
         self._link = link
-        self._number = number
         self._room = CREDIT
         self._may_write = asyncio.Event()
         self._may_write.set()
@@ -57,17 +57,17 @@ class GuestOrder:
             piece = data[at : at + min(_PIECE, self._room)]
             self._room -= len(piece)
             at += len(piece)
-            self._link.send(b"D", self._number, piece)
+            self._link.send(b"D", self.number, piece)
 
     def end(self) -> None:
         """There is no more input."""
-        self._link.send(b"E", self._number)
+        self._link.send(b"E", self.number)
 
     def act(self, told: Mapping[str, Any]) -> None:
-        self._link.send(b"S", self._number, json.dumps(told).encode())
+        self._link.send(b"S", self.number, json.dumps(told).encode())
 
     def kill(self) -> None:
-        self._link.send(b"X", self._number)
+        self._link.send(b"X", self.number)
 
     # ── From the guest ──
 
@@ -80,7 +80,7 @@ class GuestOrder:
         elif kind == b"N":
             self.on_note(_plain(body))
         elif kind == b"R":
-            self._link.forget(self._number)
+            self._link.forget(self.number)
             if not self.result.done():
                 self.result.set_result(_plain(body))
             self._may_write.set()
@@ -94,7 +94,7 @@ class GuestOrder:
 
     def _allow(self, size: int) -> None:
         if not self.result.done():
-            self._link.send(b"W", self._number, _WORD.pack(size))
+            self._link.send(b"W", self.number, _WORD.pack(size))
 
     def lose(self, problem: GuestGone) -> None:
         if not self.result.done():
