@@ -86,8 +86,7 @@ async def test_what_nobody_reads_holds_up_that_connection_alone() -> None:
         assert not drained.done()
         waiting.set()
         with pytest.raises(OSError):
-            await drained
-            await writer.wait_closed()
+            await asyncio.gather(drained, writer.wait_closed())
         writer.transport.abort()
 
 

@@ -74,8 +74,10 @@ class GuestSettings:
         self.hardens = told.get("harden")
         """What this guest is to do to itself first; None: its engine does all of it."""
         self.done: list[str] = []
+        self.hands_over = told.get("hand_over", False)
+        """Whether the host takes over what tells of refused calls, and the listener of the one way out."""
         self.listens = told.get("listen", 0)
-        """The port of the one way out, whose listener the host takes over; 0: there is none."""
+        """The port of that listener; 0: there is none, or it is not the host that takes it over."""
 
 
 class Loop:
@@ -88,7 +90,7 @@ class Loop:
         self._received = bytearray()
         self._waiting = bytearray()
         self._children: dict[int, Callable[[int, resource.struct_rusage], None]] = {}
-        self.channels: dict[int, Run] = {}
+        self.channels: dict[int, Run | passage.Listening | passage.Connection] = {}
         self.guest = GuestSettings({})
         self._woken, wakes = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(wakes, False)
@@ -622,8 +624,9 @@ def _prepare(guest: GuestSettings, code: bytes, stream: int) -> None:
 
         given = [harden.listener(guest.listens)] if guest.listens else []
         guest.done, denials = harden.harden(guest.hardens, code)
-        given.insert(0, denials)
-        harden.hand_over(stream, given)
+        if guest.hands_over:
+            given.insert(0, denials)
+            harden.hand_over(stream, given)
         for descriptor in given:
             os.close(descriptor)
     for folder in guest.folders:

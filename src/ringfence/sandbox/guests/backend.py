@@ -11,20 +11,20 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from socket import socket
 
 from ringfence.core.aio import leave, shielded
-from ringfence.core.box import TEMPLATES, BoxReport, BoxSpec, FileFact, ImageRoot, Mount, OnOutput, Serve
+from ringfence.core.box import TEMPLATES, BoxReport, BoxSpec, FileFact, ImageRoot, Mount, OnOutput
 from ringfence.core.errors import Unavailable, beginning
 from ringfence.core.model import Json, Recheck, always
 from ringfence.sandbox.files import inputs
 from ringfence.sandbox.guests.engine import Ability, Guest, GuestEngine, GuestRoot, GuestShape
 from ringfence.sandbox.guests.link import GuestGone, Link, first_words
+from ringfence.sandbox.guests.outlet import GuestOutlet
 from ringfence.sandbox.guests.run import GuestRun
 from ringfence.sandbox.process import image_root
 from ringfence.sandbox.process.host.capabilities import check_spec
 from ringfence.sandbox.process.limit_watch import kernel_cpu_seconds, longest_file
-from ringfence.sandbox.process.outlet import PORT, NetworkOutlet, proxy_environment, trusted_authorities
+from ringfence.sandbox.process.outlet import PORT, NetworkOutlet
 from ringfence.sandbox.process.seccomp.filter import compile_filter
 from ringfence.sandbox.process.seccomp.notifications import Account, Denials
 
@@ -44,8 +44,6 @@ _BOOT_SECONDS = 60.0
 _BESIDES = 4
 """The limit of a user, above that of the guest: whoever counts for the whole guest is to say no first."""
 _SIGNALS = 4096
-_CERTIFICATES = "/home/user/.certificates.pem"
-"""The authorities to trust where TLS ends at the proxy. Programs may change that: it is they who look there."""
 _ENV = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "HOME": "/home/user",
@@ -95,13 +93,13 @@ class GuestBackend:
                 given, facts = await asyncio.to_thread(_put, spec)
             guest = await self._engine.start(GuestShape(root, spec.limits, given, _mounts(spec)))
             self._guests.add(guest)
-            listener = await self._boot(guest, spec, root)
+            await self._boot(guest, spec, root)
             isolation = self._isolation(guest, spec)
             env = dict(spec.env)
             if spec.packages:
                 env["PYTHONPATH"] = ":".join(filter(None, (env.get("PYTHONPATH"), *map(str, spec.packages))))
-            if spec.network is not None and listener is not None:
-                outlet = await _open_outlet(guest, spec.network, listener)
+            if spec.network is not None:
+                outlet = await GuestOutlet.of(guest, spec.network)
                 env = {**outlet.env, **env}
             await recheck()
             link = guest.link
@@ -170,8 +168,8 @@ class GuestBackend:
                 self._found[found] = await self._roots(spec.template, image)
         return self._found[found]
 
-    async def _boot(self, guest: Guest, spec: BoxSpec, root: GuestRoot) -> socket | None:
-        """Start the agent. Returns the listener of the way out, if there is to be one. Raises Unavailable."""
+    async def _boot(self, guest: Guest, spec: BoxSpec, root: GuestRoot) -> None:
+        """Start the agent. Raises Unavailable."""
         limits = spec.limits
         cpu = kernel_cpu_seconds(limits)
         told: Json = {
@@ -188,11 +186,11 @@ class GuestBackend:
                 **({"RLIMIT_CPU": cpu} if cpu else {}),
             },
             "harden": guest.hardens,
-            "listen": PORT if spec.network is not None else 0,
+            "hand_over": guest.hands_over,
+            "listen": PORT if spec.network is not None and guest.hands_over else 0,
         }
-        hardens = guest.hardens is not None
-        given = (1 + (spec.network is not None)) if hardens else 0
-        first = first_words(agent_code(), told, compile_filter(os.uname().machine, notify=hardens))
+        given = (1 + (spec.network is not None)) if guest.hands_over else 0
+        first = first_words(agent_code(), told, compile_filter(os.uname().machine, notify=guest.hands_over))
         try:
             async with asyncio.timeout(_BOOT_SECONDS):
                 link = guest.link = await Link.over(guest.stream, first, settle=guest.settle, given=given)
@@ -203,7 +201,6 @@ class GuestBackend:
                 why = await asyncio.shield(guest.ended)
             raise Unavailable("no_box", f"the box could not be started: {why}") from None
         guest.look()
-        return socket(fileno=link.given.pop()) if spec.network is not None else None
 
     def _isolation(self, guest: Guest, spec: BoxSpec) -> Json:
         fact = {"backend": self.name, "level": self._engine.level, "memory_layout": "fresh", **guest.isolation}
@@ -234,25 +231,6 @@ def _mounts(spec: BoxSpec) -> tuple[Mount, ...]:
     """Everything of the host that it sees besides its root."""
     lent = dict.fromkeys(os.path.realpath(each) for each in (*spec.trees, *spec.packages))
     return (*spec.mounts, *(Mount(each, each) for each in lent))
-
-
-async def _open_outlet(guest: Guest, serve: Serve, listener: socket) -> NetworkOutlet:
-    try:
-        way = await serve(listener)
-    except BaseException:
-        listener.close()
-        raise
-    try:
-        trusted = trusted_authorities(way)
-        if trusted is not None:
-            assert guest.link is not None
-            await guest.link.open({"do": "write", "path": _CERTIFICATES}, trusted).result
-    except BaseException as problem:
-        await way.close()
-        if isinstance(problem, GuestGone):
-            raise Unavailable("no_box", f"the box was gone before anything ran: {problem}") from None
-        raise
-    return NetworkOutlet(way, proxy_environment(way, _CERTIFICATES))
 
 
 @cache

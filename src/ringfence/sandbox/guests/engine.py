@@ -125,6 +125,9 @@ class Guest(Protocol):
     """Over that stream, once the agent is there."""
     hardens: Json | None
     """What the agent is to do to the guest; None: its engine does all of it."""
+    hands_over: bool
+    """Whether its agent can pass descriptors over the stream; where it cannot, refused calls are not told of, and
+    connections to the way out are carried over the stream."""
     ended: asyncio.Future[str]
     """Why it ended."""
     trouble: list[str]

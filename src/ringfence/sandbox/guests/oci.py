@@ -222,6 +222,7 @@ class OciGuest:
             "writable": ["/workspace", *_TEMPORARY, *(each.at for each in shape.mounts if each.mode == "rw")],
             "landlock": True,
         }
+        self.hands_over = True
         self.group = group
         self.ids = ids
         self.bundle = bundle

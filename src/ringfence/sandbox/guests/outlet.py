@@ -1,5 +1,6 @@
-"""The one way out of a guest whose descriptors cannot be passed to its host: its agent listens, each connection is a
-channel of the stream, and the host joins it to a socket that the proxy serves as it serves any listener."""
+"""The one way out of a guest: a listener on its own loopback. Where its agent can pass that to the host, the proxy
+serves it; elsewhere each connection is a channel of the stream, and the host joins it to a socket that the proxy serves
+as it serves any listener."""
 
 from __future__ import annotations
 
@@ -10,12 +11,54 @@ import socket
 import tempfile
 from collections.abc import Awaitable
 
+from ringfence.core.box import Serve
 from ringfence.core.errors import Unavailable
 from ringfence.core.model import Json
+from ringfence.sandbox.guests.engine import Guest
 from ringfence.sandbox.guests.link import GuestGone, GuestOrder, Link
+from ringfence.sandbox.process.outlet import PORT, NetworkOutlet, proxy_environment, trusted_authorities
 
+_CERTIFICATES = "/home/user/.certificates.pem"
+"""The authorities to trust where TLS ends at the proxy. Programs may change that: it is they who look there."""
 _PIECE = 64 * 1024
 _BACKLOG = 128
+
+
+class GuestOutlet(NetworkOutlet):
+    """The outlet of one guest, from before its program begins until after it is gone."""
+
+    _carried: CarriedOutlet | None = None
+
+    @classmethod
+    async def of(cls, guest: Guest, serve: Serve) -> GuestOutlet:
+        """Of a guest whose agent is ready. Raises Unavailable."""
+        assert guest.link is not None
+        carried = None if guest.hands_over else await CarriedOutlet.open(guest.link, PORT)
+        listener = socket.socket(fileno=guest.link.given.pop()) if carried is None else carried.listener
+        try:
+            way = await serve(listener)
+        except BaseException:
+            listener.close()
+            if carried is not None:
+                await carried.close()
+            raise
+        outlet = cls(way, proxy_environment(way, _CERTIFICATES))
+        outlet._carried = carried
+        try:
+            trusted = trusted_authorities(way)
+            if trusted is not None:
+                await guest.link.open({"do": "write", "path": _CERTIFICATES}, trusted).result
+        except BaseException as problem:
+            await outlet.close()
+            if isinstance(problem, GuestGone):
+                raise Unavailable("no_box", f"the box was gone before anything ran: {problem}") from None
+            raise
+        return outlet
+
+    async def close(self) -> None:
+        await super().close()
+        if self._carried is not None:
+            await self._carried.close()
 
 
 class CarriedOutlet:
