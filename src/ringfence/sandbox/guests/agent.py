@@ -90,7 +90,7 @@ class Loop:
         self._received = bytearray()
         self._waiting = bytearray()
         self._children: dict[int, Callable[[int, resource.struct_rusage], None]] = {}
-        self.channels: dict[int, Run | passage.Listening | passage.Connection] = {}
+        self.channels: dict[int, Run | passage.CarriedListener | passage.CarriedConnection] = {}
         self.guest = GuestSettings({})
         self._woken, wakes = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(wakes, False)
@@ -506,8 +506,8 @@ _ORDERS = {
     "write": _write,
     "pack": ArchiveOrder,
     "unpack": ArchiveOrder,
-    "listen": passage.Listening,
-    "connection": passage.Connection,
+    "listen": passage.CarriedListener,
+    "connection": passage.CarriedConnection,
 }
 
 

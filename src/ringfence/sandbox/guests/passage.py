@@ -21,7 +21,7 @@ _MOST = 96
 """Connections at a time, fewer than wait for a server of the host unseen; further ones wait in the guest's kernel."""
 
 
-class Listening:
+class CarriedListener:
     """A port of the guest's loopback, from its order until it is ended. Its notes tell of connections by a number,
     which the host names when it takes one."""
 
@@ -84,14 +84,14 @@ class Listening:
         """It has nothing to send that waits."""
 
 
-class Connection:
+class CarriedConnection:
     """One connection that the host has taken, until both its ends are done. What the program sends is output, and what
     it receives is input."""
 
     def __init__(self, loop: Any, number: int, order: dict[str, Any], data: bytes) -> None:
         self._loop = loop
         self._number = number
-        self._listening: Listening = loop.channels[order["of"]]
+        self._listening: CarriedListener = loop.channels[order["of"]]
         self._reading = self._listening.taken(order["which"])
         self._writing = self._reading.dup()
         """The same socket: each descriptor is watched for one thing."""
