@@ -85,6 +85,6 @@ def test_what_is_not_built_is_marked() -> None:
     named = {match[1] for line in rows if (match := re.match(r"\| `([\w.]+)`", line))}
     assert named == {
         "state", "code_mode", "openapi", "transport",
-        "isolation", "backend", "docker_image",
+        "isolation", "backend",
         "firecracker_kernel_path", "firecracker_rootfs_path",
     }  # fmt: skip

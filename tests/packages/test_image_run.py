@@ -219,3 +219,13 @@ async def test_a_file_that_is_no_archive(data: bytes, says: str, tmp_path: Path)
     (tmp_path / "it.tar").write_bytes(data)
     with pytest.raises(Unavailable, match=says):
         await found(tmp_path / "state", str(tmp_path / "it.tar"))
+
+
+def test_a_configuration_may_name_the_image_of_every_box(layout: Path, tmp_path: Path) -> None:
+    shutil.copytree(layout, tmp_path / "oci")
+    text = "version: 1\ngateway: {state: ./state}\nsandbox: {docker_image: ./oci}\n"
+    own = gateways.write(tmp_path, text)
+    ended = gateways.run("run", "--config", own, "-c", "import sys; print(sys.executable)", cwd=tmp_path)
+    assert ended.stdout == "/usr/bin/python3\n", ended.stderr
+    ended = gateways.run("run", "--config", own, "--template", "data", "-c", "1", cwd=tmp_path)
+    assert (ended.returncode, "it cannot have the template data" in ended.stderr) == (2, True), ended.stderr

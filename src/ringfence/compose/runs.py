@@ -147,6 +147,7 @@ def provision(settings: SandboxSettings) -> Provision:
         level=BACKENDS.get(settings.backend, "process"),
         lives=lives if settings.max_sessions > 0 and boxes_stay(settings) else None,
         installs=settings.installs,
+        image=settings.docker_image,
         installable=settings.allow_packages,
         inside=Installs(settings.allow_packages if settings.install_inside else (), settings.packages),
     )

@@ -858,7 +858,7 @@ def _unbuilt_sandbox(draft: Draft) -> None:
     where = draft.sandbox.where
     if sandbox.backend in NOT_BUILT:
         _refuse(draft, (*where, "backend"), f"sandbox backend {sandbox.backend}")
-    for key in ("docker_image", "firecracker_kernel_path", "firecracker_rootfs_path"):
+    for key in ("firecracker_kernel_path", "firecracker_rootfs_path"):
         if getattr(sandbox, key):
             _refuse(draft, (*where, key), key)
 

@@ -437,6 +437,11 @@ def _hook(draft: Draft, name: str, shape: schema.HookEntry) -> HookSpec:
     )
 
 
+def _image(name: str | None, base: Path) -> str | None:
+    """A path is told from a name of a registry by how it begins."""
+    return str(paths.resolve(name, base)) if name is not None and name.startswith(("/", "./", "../")) else name
+
+
 def _sandbox(shape: schema.SandboxSection, base: Path) -> SandboxSettings:
     return SandboxSettings(
         backend=shape.backend,
@@ -462,6 +467,7 @@ def _sandbox(shape: schema.SandboxSection, base: Path) -> SandboxSettings:
         allow_packages=tuple(shape.allow_packages),
         install_inside=shape.install_inside,
         build_packages=shape.build_packages,
+        docker_image=_image(shape.docker_image, base),
         network_enabled=shape.network_enabled,
         max_sessions=shape.max_sessions,
         max_sessions_memory_mb=shape.max_sessions_memory_mb,

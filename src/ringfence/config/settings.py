@@ -150,6 +150,8 @@ class SandboxSettings:
     """Whether programs in boxes may install what `allow_packages` names by themselves."""
     build_packages: bool = False
     """Whether packages that have only sources are built, in install boxes."""
+    docker_image: str | None = None
+    """The container image that is the root of boxes whose callers name none."""
 
 
 @dataclass(frozen=True, slots=True)

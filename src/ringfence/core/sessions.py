@@ -19,6 +19,7 @@ from ringfence.core.box import (
     BoxReport,
     Captured,
     FileFact,
+    ImageRoot,
     Input,
     Layout,
     Limits,
@@ -94,6 +95,8 @@ class StaySpec:
     listening: Listening = NOBODY_LISTENS
     root: Path | None = None
     """A host folder with an unpacked image that is its root, read-only, instead of the host's system; for commands."""
+    image: ImageRoot | None = None
+    """An image as its root, with what is known of it: cells and programs run with the image's own interpreter."""
     has_input: bool = False
     """It has a folder for inputs even where none are given, for those of a snapshot."""
 

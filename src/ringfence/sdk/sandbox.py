@@ -38,6 +38,7 @@ from ringfence.sdk.once import (
     Mounts,
     Network,
     OnOutput,
+    image_of,
     inputs_of,
     known,
     limits_of,
@@ -72,6 +73,8 @@ class SandboxOptions(ConnectOptions, total=False):
 
     template: str
     """`python`, `data` (numpy, pandas, matplotlib), or one of the configuration's."""
+    image: str
+    """A container image as its root: of a registry, ./PATH of an OCI layout, archive or folder, or a sha256:…"""
     backend: str
     envs: Mapping[str, str]
     metadata: Mapping[str, str]
@@ -391,6 +394,7 @@ def _opening(options: SandboxOptions) -> Json:
         volumes = [VolumeMount(name, at) for at, name in volumes.items()]
     opening = given(
         template=options.get("template"),
+        image=image_of(options),
         limits=limits_of(options) or None,
         env=dict(options.get("envs") or {}) or None,
         metadata=dict(options.get("metadata") or {}) or None,

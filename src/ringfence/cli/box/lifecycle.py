@@ -29,6 +29,7 @@ _Timeout = typer.Option(None, "--timeout", min=0.001, max=86_400, metavar="S", h
 _Lifetime = typer.Option(None, "--lifetime", min=1, metavar="S", help="Seconds until the box is removed.")
 _Idle = typer.Option(None, "--idle", min=0, metavar="S", help="Seconds without work until it is paused; 0: never.")
 _Env = typer.Option(None, "--env", metavar="K=V", help="A variable in the box. May be repeated.")
+_Image = typer.Option(None, "--image", metavar="REF", help="A container image as its root; see `run --image`.")
 _Snapshot = typer.Option(None, "--snapshot", metavar="REF", help="Start with the files of a snapshot.")
 _Volumes = typer.Option(
     None, "--volume", metavar="NAME:AT[:ro]", help="A durable folder, under /workspace. May be repeated."
@@ -48,6 +49,7 @@ _Retain = typer.Option(None, "--retain", metavar="WHAT", help="What to keep at i
 
 def create(
     template: options.Template = None,
+    image: str | None = _Image,
     backend: options.Backend = None,
     timeout: float | None = _Timeout,
     lifetime: float | None = _Lifetime,
@@ -86,6 +88,7 @@ def create(
     if retain not in (None, "none", "output"):
         common.fail("--retain: `output` or `none`", 2)
     chosen: Any = given(template=template, timeout=timeout, lifetime=lifetime, snapshot=snapshot, retain=retain)
+    chosen |= given(image=None if image is None else program.image(image))
     chosen["envs"] = program.environment(env or [])
     chosen["metadata"] = program.environment(metadata or [], "--metadata")
     chosen["inputs"] = {each.name: each for each in program.inputs(inputs or [], None)}

@@ -196,13 +196,17 @@ class ProcessBackend:
         """A box that stays until it is ended. Raises ValueError, Unavailable."""
         # A fork would run the user's code among all that is ready.
         by_exec = spec.layout == "fresh" or spec.setup is not None
-        if spec.root is None and read_at_start(spec.env, self._setups.get(spec.template, _NO_SETUP).env):
+        if spec.image is not None:
+            by_exec = spec.image.python != ""
+        elif spec.root is None and read_at_start(spec.env, self._setups.get(spec.template, _NO_SETUP).env):
             by_exec = True
         program = Program("python", (spec.setup or "").encode())
         if spec.root is not None:
             from ringfence.sandbox.process import image_root
 
             program = image_root.COMMANDS
+            if spec.image is not None and spec.setup is not None and (lacks := image_root.lacks_cells(spec.image)):
+                raise ValueError(f"set-up code cannot run: {lacks}")
         as_run = BoxSpec(
             program,
             spec.limits,
@@ -215,6 +219,7 @@ class ProcessBackend:
             installs=spec.installs,
             listening=spec.listening,
             root=spec.root,
+            image=spec.image,
         )
         capabilities.check_spec(as_run, self._templates)
         if spec.inputs:
@@ -228,7 +233,8 @@ class ProcessBackend:
         await self._open()
         assert self._pool is not None
         setup = self._setups.get(spec.template, _NO_SETUP)
-        baseline = replace(self._baseline(as_run), stays=True, setup=setup.source)
+        source = "" if spec.root is not None else setup.source  # else it would run in ours
+        baseline = replace(self._baseline(as_run), stays=True, setup=source)
         given = (*(Input(name, Path(host), links=True) for name, host in setup.files.items()), *spec.inputs)
         shape = self._shape(spec.limits)
         shape["mounts"] = [mount.shape for mount in baseline.mounts]
@@ -242,7 +248,12 @@ class ProcessBackend:
         if spec.packages or (by_exec and baseline.packages):
             live.env = _with_packages(baseline.packages, live.env)
         if by_exec:
-            live.exec_interpreters(str(interpreter()), (setup.source, spec.setup), spec.limits)
+            path = str(interpreter()) if spec.image is None else spec.image.python
+            live.exec_interpreters(path, (setup.source, spec.setup), spec.limits, spec.image)
+        if spec.root is not None:
+            from ringfence.sandbox.process import image_root
+
+            live.lacks_interpreter = image_root.lacks_cells(spec.image)
         self._live.add(live)
         box.ended.add_done_callback(lambda _: self._live.discard(live))
         try:
@@ -268,7 +279,6 @@ class ProcessBackend:
         from ringfence.sandbox.process.live import LiveBox
 
         live = LiveBox(box, zygote, shape, self._isolation(box, spec, None, stays=True))
-        live.has_interpreter = baseline.image is None
         try:
             if network is not None:
                 live.outlet = await _open_outlet(box, network)

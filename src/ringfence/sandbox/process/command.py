@@ -60,9 +60,11 @@ class RunningCommand:
                 if path is None and read_at_start(command.env):
                     path = str(interpreter())
                 program = Program("python", command.source, command.argv, command.name)
+                plain = path is None or self._home.plain
                 if path is not None:
-                    order |= {"kind": "fresh", "argv": [path, *guest_code.words(program)]}
-                given.append(memory_file(command.source if path is None else guest_code.of_program(program)))
+                    words = guest_code.plain_words(program) if plain else guest_code.words(program)
+                    order |= {"kind": "fresh", "argv": [path, *words]}
+                given.append(memory_file(command.source if plain else guest_code.of_program(program)))
             self._member.order(order, given)
         except OSError as exc:
             self._step.finish()

@@ -5,6 +5,7 @@ compiled.
 from __future__ import annotations
 
 import marshal
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +14,11 @@ from ringfence.sandbox.process.guest import later
 
 CODE_FD = 3
 """Where a new interpreter finds its code."""
+_OURS = sys.version_info[:2]
+OLDEST = (3, 11)
+"""The oldest version that serves cells."""
+_FORM = 4
+"""Of `marshal`: every version that serves cells reads it."""
 _PACKAGE = "ringfence.sandbox.process.guest"
 _OF_PROGRAMS = ("mainfile", "c_output", "later", "source", "runner")
 _OF_CELLS = ("mainfile", "c_output", "later", "source", "display", "runner", "claims", "repl")
@@ -27,6 +33,8 @@ def load(compiled):
     for name, code in marshal.loads(compiled):
         module = sys.modules[name] = type(sys)(name)
         if code is not None:
+            if type(code) is bytes:
+                code = compile(code, "<" + name.rpartition(".")[2] + ">", "exec")
             exec(code, module.__dict__)
     sys.modules["{_PACKAGE}.runner"].forget_ourselves()
     return module
@@ -66,9 +74,9 @@ _RUN_SOURCE = (
 """Leaves no name behind. A word of the command line could not hold a program of more than 128 KiB."""
 
 
-def of_cells() -> bytes:
-    """What `LOAD` reads for an interpreter that serves cells."""
-    return _compiled(_OF_CELLS)
+def of_cells(version: tuple[int, int] = _OURS) -> bytes:
+    """What `LOAD` reads for an interpreter of this version that serves cells."""
+    return _parts(_OF_CELLS, compiled=version == _OURS)
 
 
 def of_program(program: Program) -> bytes:
@@ -77,7 +85,7 @@ def of_program(program: Program) -> bytes:
     if program.name != "-c":
         return program.source
     order = {"source": program.source, "argv": list(program.argv), "cell": program.cell}
-    return marshal.dumps((_compiled(_OF_PROGRAMS), order))
+    return marshal.dumps((_parts(_OF_PROGRAMS), order))
 
 
 def words(program: Program) -> list[str]:
@@ -91,8 +99,8 @@ def plain_words(program: Program) -> list[str]:
 
 
 @cache
-def _compiled(modules: tuple[str, ...]) -> bytes:
-    """Modules of the guest, compiled for an interpreter of the same version as this one."""
+def _parts(modules: tuple[str, ...], *, compiled: bool = True) -> bytes:
+    """Modules of the guest, compiled for an interpreter of the same version as this one, or as source for any."""
     parts: list[tuple[str, object]] = [
         (name, None) for name in ("ringfence", "ringfence.sandbox", "ringfence.sandbox.process", _PACKAGE)
     ]
@@ -102,5 +110,6 @@ def _compiled(modules: tuple[str, ...]) -> bytes:
         if name == "later":
             kept = {each: (folder / f"{each}.py").read_bytes() for each in later.MODULES}
             source += f"\nSOURCES.update({kept!r})\n".encode()
-        parts.append((f"{_PACKAGE}.{name}", compile(source, f"<{name}>", "exec", dont_inherit=True)))
-    return marshal.dumps(parts)
+        code = compile(source, f"<{name}>", "exec", dont_inherit=True) if compiled else source
+        parts.append((f"{_PACKAGE}.{name}", code))
+    return marshal.dumps(parts, _FORM)

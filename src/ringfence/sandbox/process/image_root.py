@@ -11,9 +11,9 @@ import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from ringfence.core.box import BoxSpec, Mount, Program
+from ringfence.core.box import BoxSpec, ImageRoot, Mount, Program
 from ringfence.core.errors import Unavailable
-from ringfence.sandbox.process import mounting
+from ringfence.sandbox.process import guest_code, mounting
 from ringfence.sandbox.process.selftest import PROC_AT, ProbeResult
 from ringfence.sandbox.process.zygote.machine import CPU
 from ringfence.sandbox.process.zygote.template import DEVICES
@@ -42,6 +42,18 @@ def check(spec: BoxSpec, root: Path) -> None:
         )
     for mount in spec.mounts:
         _check_way(mount, root)
+
+
+def lacks_cells(image: ImageRoot | None) -> str:
+    """Why no interpreter serves cells in a box whose root is an image; empty: one does."""
+    if image is None:
+        return "a box whose root is an image has no interpreter of ours"
+    if not image.python:
+        return f"the image {image.name} has no Python of 3.8 or later"
+    if image.version < guest_code.OLDEST:
+        has, needs = (".".join(map(str, each)) for each in (image.version, guest_code.OLDEST))
+        return f"the image {image.name} has Python {has}, and interpreters that keep their state need {needs} or later"
+    return ""
 
 
 def _check_way(mount: Mount, root: Path) -> None:

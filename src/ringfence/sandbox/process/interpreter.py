@@ -106,8 +106,8 @@ class Interpreter:
         finally:
             os.close(nothing)
 
-    async def start_by_exec(self, path: str) -> None:
-        """Exec this program; the interpreter is ready when this returns. Raises Unavailable."""
+    async def start_by_exec(self, path: str, version: tuple[int, int]) -> None:
+        """Exec this interpreter; it is ready when this returns. Raises Unavailable."""
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def over(_: object) -> None:
@@ -117,7 +117,7 @@ class Interpreter:
         self._member.on_message = over
         self._member.ended.add_done_callback(over)
         nothing = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-        code = memory_file(guest_code.of_cells())
+        code = memory_file(guest_code.of_cells(version))
         order = {"kind": "exec_interpreter", "argv": [path, "-c", _BOOT], "env": dict(self._home.env)}
         try:
             self._member.order(order, [nothing, nothing, nothing, code])

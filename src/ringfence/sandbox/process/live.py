@@ -10,13 +10,14 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from socket import socket
 from typing import Any, NamedTuple
 
 from ringfence.core import system
-from ringfence.core.box import BoxReport, Limit, Limits
+from ringfence.core.box import BoxReport, ImageRoot, Limit, Limits
 from ringfence.core.errors import Unavailable, beginning
 from ringfence.core.sessions import Command, Tell
 from ringfence.sandbox.files.guarded import Held
@@ -67,10 +68,13 @@ class LiveBox:
         self.mounted: Held = {}
         self.env: Mapping[str, str] = {}
         """Environment variables of every program in it."""
-        self.has_interpreter = True
-        """Whether our interpreter can run in it. A box whose root is an image has the image's interpreter, or none."""
+        self.lacks_interpreter = ""
+        """Why no interpreter can serve cells in it: its root is an image, which has none that could."""
         self.interpreter_path: str | None = None
         """The program that its interpreters are started from; None: they are forks."""
+        self.interpreter_version = sys.version_info[:2]
+        self.plain = False
+        """Whether that program is an image's own, which runs Python programs without any code of ours."""
         self._setups: tuple[str, ...] = ()
         """Python source that each interpreter runs before its first cell."""
         self._setup_limits = box.limits
@@ -121,9 +125,15 @@ class LiveBox:
         self._removal = asyncio.get_running_loop().create_task(self._remove())
         self._rhythm.rest()
 
-    def exec_interpreters(self, path: str, setups: tuple[str, str | None], limits: Limits) -> None:
-        """Start its interpreters by exec from now on, with set-up code first: the template's, then the user's."""
+    def exec_interpreters(
+        self, path: str, setups: tuple[str, str | None], limits: Limits, image: ImageRoot | None = None
+    ) -> None:
+        """Start its interpreters by exec from now on, with set-up code first: the template's, then the user's. `image`:
+        whose they are."""
         self.interpreter_path = path
+        if image is not None:
+            self.interpreter_version = image.version
+            self.plain = True
         self._setup_limits = limits
         self._setups = tuple(source for source in setups if source)
         if setups[1] is not None:
@@ -163,7 +173,7 @@ class LiveBox:
             if self.interpreter_path is None:
                 interpreter.start_fork()
                 return interpreter
-            await interpreter.start_by_exec(self.interpreter_path)
+            await interpreter.start_by_exec(self.interpreter_path, self.interpreter_version)
         for source in self._setups:
             await interpreter.set_up(source, self._setup_limits)
         return interpreter
@@ -171,7 +181,7 @@ class LiveBox:
     async def command(self, command: Command, tell: Tell) -> RunningCommand:
         """Start a command. Raises Unavailable, or ValueError for words that no program can be started with."""
         check_words(command.argv, {**self.env, **command.env})
-        if command.source is not None:
+        if command.source is not None and not self.plain:
             self._check_interpreter()
         await self.outputs.read_ahead()
         with beginning("the command"):
@@ -180,8 +190,8 @@ class LiveBox:
             return running
 
     def _check_interpreter(self) -> None:
-        if not self.has_interpreter:
-            raise Unavailable("no_interpreter", "a box whose root is an image has no interpreter of ours; use commands")
+        if self.lacks_interpreter:
+            raise Unavailable("no_interpreter", f"{self.lacks_interpreter}; use commands")
 
     async def _member(self) -> BoxMember:
         spare, self._spare = self._spare, None

@@ -26,6 +26,7 @@ class StepBox(Protocol):
     isolation: dict[str, Any]
     env: Mapping[str, str]
     interpreter_path: str | None
+    plain: bool
     outputs: OutputFiles
     late_output: LateOutput
     paused: bool

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from ringfence.core import canonical
-from ringfence.core.box import LEVELS, NO_OUTSIDE, NetworkRule, Outside
+from ringfence.core.box import LEVELS, NO_OUTSIDE, ImageRoot, NetworkRule, Outside
 from ringfence.core.brokering import SessionSecrets
 from ringfence.core.errors import Refused, RingfenceError, Unavailable, WorkProgress, beginning, unknown_session
 from ringfence.core.model import Answer, Call, Contract, Grant, Json, Status
@@ -99,8 +99,8 @@ class Executor:
             )
 
     def _check_box(self, call: Call, contract: Contract) -> None:
-        if "image" in call.arguments:
-            self._images().check(call.arguments["image"])
+        if (image := request.image(call, self.provision)) is not None:
+            self._images().check(image)
         access = request.access(call, contract, self.provision)
         if access is not None:
             self._router_for(access).check(access)
@@ -144,8 +144,7 @@ class Executor:
     async def _run_in_box(self, grant: Grant, screen: OutputScreen) -> Answer:
         with beginning("the box"):
             installed = await self._installed(grant)
-            name = grant.call.arguments.get("image")
-            image = None if name is None else await self._images().find(name)
+            image = await self._image(grant)
             route = await self._route_of(grant)
             wanted = request.spec(grant.call, grant.contract, self.provision.limits, route, image)
             wanted = wanted if installed is None else replace(wanted, packages=(installed.folder,))
@@ -165,6 +164,10 @@ class Executor:
         if kept is not None and kept.packages and grant.call.attached is None:
             self._installer().check(kept.packages, self.provision.installable)
         return await self._installer().install(packages) if packages else None
+
+    async def _image(self, grant: Grant) -> ImageRoot | None:
+        name = request.image(grant.call, self.provision)
+        return None if name is None else await self._images().find(name)
 
     def _images(self) -> Images:
         if self.images is None:
@@ -195,6 +198,7 @@ class Executor:
                 self.provision,
                 self._route_of,
                 self._installed,
+                self._image,
                 self._broker,
                 self._check_network,
                 lambda id_: id_ in self.handed_over,
@@ -280,17 +284,19 @@ class SessionExecutor:
         provision: Provision,
         route: Callable[[Grant], Awaitable[Route]],
         installed: Callable[[Grant, FromSnapshot], Awaitable[InstalledPackages | None]],
+        image: Callable[[Grant], Awaitable[ImageRoot | None]],
         broker: Callable[[], SecretBroker],
         check_network: Callable[[_Reach], None],
         is_handed_over: Callable[[str], bool],
     ) -> None:
-        """`route` makes the route out of a session that a grant opens, `installed` installs its packages, `broker` has
-        the secrets that sessions use, and `check_network` refuses a session whose network was tightened. What a program
-        opened is for agents only where it `is_handed_over`."""
+        """`route` makes the route out of a session that a grant opens, `installed` installs its packages, `image` finds
+        its root, `broker` has the secrets that sessions use, and `check_network` refuses a session whose network was
+        tightened. What a program opened is for agents only where it `is_handed_over`."""
         self._keeper = keeper
         self._provision = provision
         self._route_of = route
         self._installed = installed
+        self._image = image
         self._session_broker = session_broker.SessionBroker(keeper, broker)
         self._check_network = check_network
         self._is_handed_over = is_handed_over
@@ -322,7 +328,8 @@ class SessionExecutor:
         if tool is sessions.open_session:
             kept = await self._from_snapshot(task)
             installed = await self._installed(grant, kept)
-            task = replace(task, route=await self._route_of(grant), installed=installed, kept=kept, learn=self._learn)
+            task = replace(task, image=await self._image(grant), installed=installed, kept=kept, learn=self._learn)
+            task = replace(task, route=await self._route_of(grant))
         else:
             await self._check_reach(task, tool)
         return task, tool.handler if tool.own_clock else _in_time(tool.handler)

@@ -101,6 +101,8 @@ class Provision:
     """Patterns of the packages that an agent may have installed; a caller in this process may have any."""
     installs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Packages that are installed for boxes of a template, by its name."""
+    image: str | None = None
+    """The image that is the root of boxes whose callers name none."""
     inside: Installs = field(default_factory=lambda: Installs(()))
     """What programs in boxes may install by themselves."""
 
@@ -134,6 +136,11 @@ _FROM_NONE = FromSnapshot()
 
 def template(call: Call, contract: Contract, kept: FromSnapshot = _FROM_NONE) -> str:
     return call.arguments.get("template") or kept.template or contract.template
+
+
+def image(call: Call, given: Provision) -> str | None:
+    """The image that is to be the root of the box of this call, by its name; None: it has the host's system."""
+    return call.arguments.get("image") or given.image
 
 
 def packages(call: Call, contract: Contract, given: Provision, kept: FromSnapshot = _FROM_NONE) -> tuple[str, ...]:
@@ -256,6 +263,7 @@ def session(
     route: Route = _NO_ROUTE,
     installed: InstalledPackages | None = None,
     kept: FromSnapshot = _FROM_NONE,
+    image: ImageRoot | None = None,
 ) -> SessionSpec:
     """The session that is to be opened. Raises Refused."""
     call = grant.call
@@ -267,7 +275,7 @@ def session(
     fresh = contract.memory_layout == "fresh" or wanted.get("memory_layout") == "fresh" or setup is not None
     stay = StaySpec(
         limits=replace(given.limits, **{"wall_seconds": contract.timeout_seconds, **(wanted.get("limits") or {})}),
-        env=wanted.get("env") or {},
+        env={**({} if image is None else image.env), **(wanted.get("env") or {})},
         inputs=attached.inputs,
         trees=tuple(map(Path, wanted.get("trees") or ())),
         template=template(call, contract, kept),
@@ -278,6 +286,8 @@ def session(
         packages=() if installed is None else (installed.folder,),
         installs=_installs(route),
         listening=_listening(contract, wanted),
+        root=None if image is None else image.folder,
+        image=image,
     )
     return SessionSpec(
         stay=stay,

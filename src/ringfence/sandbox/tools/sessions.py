@@ -61,6 +61,7 @@ _OPENING_WIDE: Json = {
     "auto_resume": FLAG,
     "retain": {"enum": ["none", "output"]},
     **ACCESS,
+    "image": TEXT,
     "memory_layout": {"enum": ["shared", "fresh"]},
     "inputs": {"type": "array", "items": DIGEST},
 }
@@ -100,7 +101,7 @@ async def open_session(task: Task) -> Answer:
             text = "metadata are kept as they are, and these hold a secret: leave it out"
             raise Refused(Status.VALIDATION_FAILURE, "bad_arguments", text)
     try:
-        wanted = request.session(task.grant, task.provision, task.route, task.installed, task.kept)
+        wanted = request.session(task.grant, task.provision, task.route, task.installed, task.kept, task.image)
         info = await task.keeper.create(task.owner, wanted)
         task.learn(info)
     except ValueError as exc:

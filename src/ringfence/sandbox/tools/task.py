@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from ringfence.core.box import MIB, Attached, FileFact
+from ringfence.core.box import MIB, Attached, FileFact, ImageRoot
 from ringfence.core.errors import OutcomeUnknown, Refused, Unavailable
 from ringfence.core.model import Answer, Call, Grant, Json, Principal, Status
 from ringfence.core.ports import InstalledPackages, Route
@@ -57,6 +57,8 @@ class Task:
     """The route out of a session that is to be opened."""
     installed: InstalledPackages | None = None
     """The packages that are installed for it."""
+    image: ImageRoot | None = None
+    """The image that is its root."""
     kept: FromSnapshot = _FROM_NONE
     """What a session that it opens has from its snapshot."""
     learn: Callable[[SessionInfo], None] = _forgotten
