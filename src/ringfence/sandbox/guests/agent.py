@@ -38,7 +38,9 @@ from ringfence.sandbox.guests import passage
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any, NoReturn
+    from typing import Any, NoReturn, Union
+
+    AnyChannel = Union["Channel", passage.CarriedListener, passage.CarriedConnection]
 
 CREDIT = 256 * 1024
 PIECE = 64 * 1024
@@ -90,8 +92,15 @@ class Loop:
         self._received = bytearray()
         self._waiting = bytearray()
         self._children: dict[int, Callable[[int, resource.struct_rusage], None]] = {}
-        self.channels: dict[int, Run | passage.CarriedListener | passage.CarriedConnection] = {}
+        self._timers: list[tuple[float, Callable[[], None]]] = []
+        self.channels: dict[int, AnyChannel] = {}
         self.guest = GuestSettings({})
+        self.helpers: set[int] = set()
+        """Children that are none of the programs: they go on when those are stopped."""
+        self.held: set[int] | None = None
+        """While programs are stopped: those that were so before."""
+        self.seen: list[tuple[int, int, int, int]] = []
+        """What the output folder had at the last look."""
         self._woken, wakes = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(wakes, False)
         signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
@@ -110,9 +119,23 @@ class Loop:
         except KeyError:
             return
 
+    def later(self, seconds: float, call: Callable[[], None]) -> None:
+        self._timers.append((time.monotonic() + seconds, call))
+
+    def _next(self) -> float | None:
+        """Call what is due. Returns for how long to wait at most."""
+        now = time.monotonic()
+        due = [call for at, call in self._timers if at <= now]
+        self._timers = [each for each in self._timers if each[0] > now]
+        for call in due:
+            call()
+        waits = [1.0] if self._children else []
+        waits += [max(0.0, at - time.monotonic()) for at, _ in self._timers]
+        return min(waits) if waits else None
+
     def run(self) -> None:
         while True:
-            for key, events in self._selector.select(1.0 if self._children else None):
+            for key, events in self._selector.select(self._next()):
                 if key.fd == self._writes == self._reads:
                     if events & selectors.EVENT_WRITE:
                         self._flush()
@@ -201,7 +224,7 @@ class Loop:
 
     def _order(self, number: int, order: dict[str, Any], data: bytes) -> None:
         try:
-            channel = _ORDERS[order["do"]](self, number, order, data)
+            channel = ORDERS[order["do"]](self, number, order, data)
             if channel is not None:
                 self.channels[number] = channel
         except Exception as problem:  # whatever one order breaks, the others go on
@@ -238,79 +261,64 @@ class Loop:
 # ── What the host can order ───────────────────────────────────────────────────────────────────────
 
 
-class Run:
-    """A program, from its order until it is over and everything that it wrote is read."""
+class Channel:
+    """What the host has opened by an order."""
 
-    def __init__(self, loop: Loop, number: int, order: dict[str, Any], data: bytes) -> None:
+    def take(self, kind: bytes, body: bytes) -> None:
+        """A frame for it."""
+
+    def go_on(self) -> None:
+        """The host may have room for more."""
+
+
+class Streams(Channel):
+    """A channel with output that is read here, and input that is written here."""
+
+    def __init__(self, loop: Loop, number: int) -> None:
         self._loop = loop
         self._number = number
-        self._alone = order.get("alone", False)
-        """Whether all else in the guest ends with it."""
         self._credit = CREDIT
-        self._result: dict[str, Any] | None = None
         self._reading: dict[int, bytes] = {}
         self._paused: set[int] = set()
+        self._owed: dict[int, int] = {}
+        """What is read to the end of what is there now, up to so many bytes each, whoever else may still write."""
         self._input = -1
         self._to_write = bytearray()
         self._no_more = False
-        self._pty = order.get("pty")
-        self._begun_at = time.monotonic()
-        self.pid = -1
-        given = self._open(order)
-        try:
-            self.pid = _start(loop.guest, order, given, data)
-        except BaseException:
-            self._close_ours()
-            raise
-        finally:
-            for descriptor in given:
-                os.close(descriptor)
-        loop.expect(self.pid, self._ended)
-        loop.tell(b"N", number, {"began": self.pid})
-
-    def _open(self, order: dict[str, Any]) -> list[int]:
-        if self._pty:
-            ours, theirs = os.openpty()
-            os.set_blocking(ours, False)
-            _resize(ours, *self._pty)
-            self._input = os.dup(ours)
-            self._read(ours, b"1")
-            return [theirs, os.dup(theirs), os.dup(theirs)]
-        if order.get("input"):
-            stdin, self._input = os.pipe2(os.O_CLOEXEC)
-            os.set_blocking(self._input, False)
-        else:
-            stdin = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-        given = [stdin]
-        for kind in (b"1", b"2"):
-            ours, theirs = os.pipe2(os.O_CLOEXEC)
-            os.set_blocking(ours, False)
-            self._read(ours, kind)
-            given.append(theirs)
-        return given
+        self._pty: list[int] | None = None
 
     def _read(self, descriptor: int, kind: bytes) -> None:
         self._reading[descriptor] = kind
         self._loop.watch(descriptor, lambda: self._more(descriptor))
 
-    def _more(self, descriptor: int) -> None:
-        """Pass on what was written; the host gets no more than it has room for."""
+    def _more(self, descriptor: int) -> bool:
+        """Pass on what was written; the host gets no more than it has room for. Returns whether there may be more."""
         if self._credit <= 0 or self._loop.behind:
             self._loop.forget(descriptor)
             self._paused.add(descriptor)
-            return
+            return False
         try:
-            data = os.read(descriptor, min(PIECE, self._credit))
+            data = self._piece(descriptor, min(PIECE, self._credit))
         except BlockingIOError:
-            return
+            self._paid(descriptor)
+            return False
         except OSError:
             data = b""  # a terminal without a program
         if not data:
             self._close(descriptor)
             self._end_if_over()
-            return
+            return False
         self._credit -= len(data)
         self._loop.send(self._reading[descriptor], self._number, data)
+        if descriptor in self._owed:
+            self._owed[descriptor] -= len(data)
+            if self._owed[descriptor] <= 0:
+                self._paid(descriptor)
+                return False
+        return True
+
+    def _piece(self, descriptor: int, most: int) -> bytes:
+        return os.read(descriptor, most)
 
     def go_on(self) -> None:
         if self._credit > 0 and self._paused and not self._loop.behind:
@@ -322,14 +330,23 @@ class Run:
         self._loop.forget(descriptor)
         self._paused.discard(descriptor)
         self._reading.pop(descriptor, None)
+        self._owed.pop(descriptor, None)
         os.close(descriptor)
+
+    def _paid(self, descriptor: int) -> None:
+        if self._owed.pop(descriptor, None) is not None:
+            self._end_if_over()
 
     def _close_ours(self) -> None:
         for descriptor in list(self._reading):
             self._close(descriptor)
         self._close_input()
 
-    # ── From the host ──
+    def _end_if_over(self) -> None:
+        """Called when something of it has come to its end."""
+        raise NotImplementedError
+
+    # ── Input ──
 
     def take(self, kind: bytes, body: bytes) -> None:
         if kind == b"D":
@@ -341,28 +358,6 @@ class Run:
         elif kind == b"W":
             self._credit += _WORD.unpack(body)[0]
             self.go_on()
-        elif kind == b"S":
-            self._act(json.loads(body))
-        elif kind == b"X":
-            self._signal(signal.SIGKILL)
-
-    def _act(self, told: dict[str, Any]) -> None:
-        if "signal" in told:
-            self._signal(told["signal"])
-        if "size" in told and self._pty and self._input >= 0:
-            _resize(self._input, *told["size"])
-
-    def _signal(self, number: int) -> None:
-        if self._result is not None:
-            return
-        for send in (os.killpg, os.kill):  # it may have no group of its own yet
-            try:
-                send(self.pid, number)
-            except ProcessLookupError:
-                continue
-            except OSError:
-                return
-            return
 
     def _write(self) -> None:
         if self._input < 0:
@@ -400,9 +395,91 @@ class Run:
             self._input = -1
             self._to_write.clear()
 
+
+class Run(Streams):
+    """A program, from its order until it is over and everything that it wrote is read."""
+
+    def __init__(self, loop: Loop, number: int, order: dict[str, Any], data: bytes) -> None:
+        super().__init__(loop, number)
+        self._alone = order.get("alone", False)
+        """Whether all else in the guest ends with it."""
+        self._result: dict[str, Any] | None = None
+        self._helps = order.get("plain", False)
+        """Whether it is our own, and no program."""
+        self._pty = order.get("pty")
+        self._begun_at = time.monotonic()
+        self.pid = -1
+        given = self._open(order)
+        try:
+            self.pid = _start(loop.guest, order, given, data)
+        except BaseException:
+            self._close_ours()
+            raise
+        finally:
+            for descriptor in given:
+                os.close(descriptor)
+        if self._helps:
+            loop.helpers.add(self.pid)
+        loop.expect(self.pid, self._ended)
+        loop.tell(b"N", number, {"began": self.pid})
+
+    def _open(self, order: dict[str, Any]) -> list[int]:
+        if self._pty:
+            ours, theirs = os.openpty()
+            os.set_blocking(ours, False)
+            _resize(ours, *self._pty)
+            self._input = os.dup(ours)
+            self._read(ours, b"1")
+            if self._loop.guest.user is not None:
+                os.fchown(theirs, self._loop.guest.user, -1)
+            return [theirs, os.dup(theirs), os.dup(theirs)]
+        if order.get("input"):
+            stdin, self._input = os.pipe2(os.O_CLOEXEC)
+            os.set_blocking(self._input, False)
+        else:
+            stdin = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        return [stdin, self._pipe(b"1"), self._pipe(b"2")]
+
+    def _pipe(self, kind: bytes) -> int:
+        """A pipe that is read from now on. Returns its other end."""
+        ours, theirs = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(ours, False)
+        os.fchmod(theirs, 0o666)  # programs, perhaps of another user, can open theirs again by name
+        self._read(ours, kind)
+        return theirs
+
+    # ── From the host ──
+
+    def take(self, kind: bytes, body: bytes) -> None:
+        if kind == b"S":
+            self._act(json.loads(body))
+        elif kind == b"X":
+            self._signal(signal.SIGKILL)
+        else:
+            super().take(kind, body)
+
+    def _act(self, told: dict[str, Any]) -> None:
+        if "signal" in told:
+            self._signal(told["signal"])
+        if "size" in told and self._pty and self._input >= 0:
+            _resize(self._input, *told["size"])
+
+    def _signal(self, number: int) -> None:
+        if self._result is not None:
+            return
+        for send in (os.killpg, os.kill):  # it may have no group of its own yet
+            try:
+                send(self.pid, number)
+            except ProcessLookupError:
+                continue
+            except OSError:
+                return
+            return
+
     # ── Its end ──
 
     def _ended(self, status: int, used: resource.struct_rusage) -> None:
+        self._loop.helpers.discard(self.pid)
         if self._alone:
             _end_all_others()
         self._result = {
@@ -418,7 +495,7 @@ class Run:
     def _end_if_over(self) -> None:
         if self._result is not None and not self._reading:
             if self._alone:
-                self._result.update(_left(self._loop.guest))
+                self._result.update(left(self._loop.guest))
             self._loop.over(self._number, self._result)
 
 
@@ -501,7 +578,7 @@ def _write(loop: Loop, number: int, order: dict[str, Any], data: bytes) -> None:
     return None
 
 
-_ORDERS = {
+ORDERS: dict[str, Callable[[Loop, int, dict[str, Any], bytes], AnyChannel | None]] = {
     "run": Run,
     "write": _write,
     "pack": ArchiveOrder,
@@ -509,9 +586,10 @@ _ORDERS = {
     "listen": passage.CarriedListener,
     "connection": passage.CarriedConnection,
 }
+"""Other modules add their own."""
 
 
-def _left(guest: GuestSettings) -> dict[str, Any]:
+def left(guest: GuestSettings) -> dict[str, Any]:
     """Whether the program left files, and how full the disk is: asking costs less than looking in vain."""
     try:
         with os.scandir(guest.output) as entries:
@@ -542,7 +620,8 @@ def _resize(descriptor: int, columns: int, rows: int) -> None:
 
 
 def _start(guest: GuestSettings, order: dict[str, Any], given: list[int], code: bytes) -> int:
-    """Start the program of an order with these three descriptors. Returns its process. Raises OSError."""
+    """Start the program of an order with these descriptors: the first three are its streams, the others come after
+    that of its code, if it has any. Returns its process. Raises OSError."""
     file = -1
     if order.get("put"):
         with open(order["put"], "wb") as writing:
@@ -568,14 +647,11 @@ def _become(guest: GuestSettings, order: dict[str, Any], given: list[int], file:
     """Turn this child into the program. Does not return."""
     os.setsid()
     if file >= 0:
-        file = fcntl.fcntl(file, fcntl.F_DUPFD, 64)
-    for target, descriptor in enumerate(given):
-        os.dup2(descriptor, target)
-    if file >= 0:
         os.lseek(file, 0, os.SEEK_SET)
-        os.dup2(file, _CODE_FD)
-        os.close(file)
-    os.closerange(_CODE_FD + (file >= 0), 1 << 16)
+    wanted = [*given[:3], *([file] if file >= 0 else []), *given[3:]]
+    for target, descriptor in enumerate([fcntl.fcntl(each, fcntl.F_DUPFD, 64) for each in wanted]):
+        os.dup2(descriptor, target)
+    os.closerange(len(wanted), 1 << 16)
     if order.get("pty"):
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     signal.set_wakeup_fd(-1)
@@ -594,6 +670,9 @@ def _become(guest: GuestSettings, order: dict[str, Any], given: list[int], file:
         os.setgroups([])
         os.setresgid(guest.user, guest.user, guest.user)
         os.setresuid(guest.user, guest.user, guest.user)
+    if "work" in order:  # of ours, which needs no program
+        order["work"]()
+        os._exit(0)
     argv = order["argv"]
     try:
         os.execvpe(argv[0], argv, env)  # noqa: S606 - a shell is started only where one was asked for

@@ -37,6 +37,7 @@ _SHIPPED = (
     "guests.harden",
     "guests.passage",
     "guests.agent",
+    "guests.agent_staying",
 )
 """Modules that run in a guest, each after those that it needs."""
 _SANDBOX = Path(__file__).parents[1]

@@ -35,7 +35,7 @@ os.write({LINK}, b"+")
 for name, code in marshal.loads(read(int.from_bytes(read(4), "big"))):
     module = sys.modules[name] = type(sys)(name)
     exec(compile(code, "<" + name + ">", "exec") if isinstance(code, bytes) else code, module.__dict__)
-module.serve({LINK}, {LINK})
+sys.modules["ringfence.sandbox.guests.agent"].serve({LINK}, {LINK})
 """
 """What the first process of a guest is started with: it says that it is there, and reads the agent from the stream, so
 that no root has to have it."""
