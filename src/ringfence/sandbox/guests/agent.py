@@ -38,9 +38,9 @@ from ringfence.sandbox.guests import passage
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any, NoReturn, Union
+    from typing import Any, NoReturn, TypeAlias
 
-    AnyChannel = Union["Channel", passage.CarriedListener, passage.CarriedConnection]
+    AnyChannel: TypeAlias = "Channel | passage.CarriedListener | passage.CarriedConnection"
 
 CREDIT = 256 * 1024
 PIECE = 64 * 1024
