@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, NoReturn, TypeAlias
 
-    AnyChannel: TypeAlias = "Channel | passage.CarriedListener | passage.CarriedConnection"
+    AnyChannel: TypeAlias = "AgentChannel | passage.CarriedListener | passage.CarriedConnection"
 
 CREDIT = 256 * 1024
 PIECE = 64 * 1024
@@ -261,7 +261,7 @@ class Loop:
 # ── What the host can order ───────────────────────────────────────────────────────────────────────
 
 
-class Channel:
+class AgentChannel:
     """What the host has opened by an order."""
 
     def take(self, kind: bytes, body: bytes) -> None:
@@ -271,7 +271,7 @@ class Channel:
         """The host may have room for more."""
 
 
-class Streams(Channel):
+class ChannelStreams(AgentChannel):
     """A channel with output that is read here, and input that is written here."""
 
     def __init__(self, loop: Loop, number: int) -> None:
@@ -396,7 +396,7 @@ class Streams(Channel):
             self._to_write.clear()
 
 
-class Run(Streams):
+class Run(ChannelStreams):
     """A program, from its order until it is over and everything that it wrote is read."""
 
     def __init__(self, loop: Loop, number: int, order: dict[str, Any], data: bytes) -> None:

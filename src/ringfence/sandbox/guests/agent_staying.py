@@ -48,7 +48,7 @@ _LONGEST_PATH = 1024
 # ── Steps ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Step(agent.Run):
+class AgentStep(agent.Run):
     """A program in a guest that goes on when it is over. What others still hold of its output then, is late."""
 
     def _ended(self, status: int, used: Any) -> None:
@@ -94,7 +94,7 @@ def _end_session(leader: int) -> None:
             continue
 
 
-class Interpreter(Step):
+class CellServer(AgentStep):
     """Runs cell after cell, and keeps its state."""
 
     def __init__(self, loop: agent.Loop, number: int, order: dict[str, Any], data: bytes) -> None:
@@ -104,7 +104,7 @@ class Interpreter(Step):
         self._id = 0
         self._channel: Any = None
         super().__init__(loop, number, order, data)
-        self._main = MainThread(self.pid)
+        self._main = WaitingThread(self.pid)
 
     def _open(self, order: dict[str, Any]) -> list[int]:
         self._channel, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
@@ -201,7 +201,7 @@ class Interpreter(Step):
             self._loop.tell(b"N", self._number, told)
 
 
-class MainThread:
+class WaitingThread:
     """Tells whether the main thread of an interpreter waits for its next order."""
 
     def __init__(self, pid: int) -> None:
@@ -241,10 +241,10 @@ class MainThread:
             os.close(descriptor)
 
 
-# ── Late output ───────────────────────────────────────────────────────────────────────────────────
+# ── LateChannel output ───────────────────────────────────────────────────────────────────────────────────
 
 
-class Late(agent.Channel):
+class LateChannel(agent.AgentChannel):
     """What is written when its step is over."""
 
     def __init__(self, loop: agent.Loop, number: int, order: dict[str, Any], data: bytes) -> None:
@@ -299,8 +299,8 @@ class Late(agent.Channel):
         os.close(descriptor)
 
 
-def _late(loop: agent.Loop) -> Late | None:
-    return next((each for each in loop.channels.values() if isinstance(each, Late)), None)
+def _late(loop: agent.Loop) -> LateChannel | None:
+    return next((each for each in loop.channels.values() if isinstance(each, LateChannel)), None)
 
 
 # ── All programs ──────────────────────────────────────────────────────────────────────────────────
@@ -335,7 +335,7 @@ def _tasks(loop: agent.Loop) -> int:
             count += len(os.listdir(f"/proc/{pid}/task"))
         except OSError:
             continue
-    waiting = [each for each in loop.channels.values() if isinstance(each, Interpreter) and each._result is None]
+    waiting = [each for each in loop.channels.values() if isinstance(each, CellServer) and each._result is None]
     return max(0, count - len(waiting))
 
 
@@ -407,7 +407,7 @@ def _peak(pid: int) -> int:
 # ── Ports ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Connection(agent.Streams):
+class PortConnection(agent.ChannelStreams):
     """To a port on the guest's own loopback. `D` and `1` are its bytes, and each side ends by itself."""
 
     def __init__(self, loop: agent.Loop, number: int, order: dict[str, Any], data: bytes) -> None:
@@ -463,7 +463,7 @@ class Connection(agent.Streams):
 # ── Files ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Changed(agent.Run):
+class ListOutput(agent.Run):
     """Which files there are in the output folder, if anything there is another than at the last look: by a child of
     ours, since reading them takes as long as programs want."""
 
@@ -472,7 +472,7 @@ class Changed(agent.Run):
         super().__init__(loop, number, work, b"")
 
 
-def _changed(loop: agent.Loop, number: int, order: dict[str, Any], data: bytes) -> Changed | None:
+def _changed(loop: agent.Loop, number: int, order: dict[str, Any], data: bytes) -> ListOutput | None:
     look: list[tuple[int, int, int, int]] = []
     _look_at(loop.guest.output, look, 0)
     if look == loop.seen and not order.get("again"):
@@ -482,7 +482,7 @@ def _changed(loop: agent.Loop, number: int, order: dict[str, Any], data: bytes) 
     if not look:
         loop.tell(b"R", number, {"status": 0})
         return None
-    return Changed(loop, number, order, data)
+    return ListOutput(loop, number, order, data)
 
 
 def _look_at(folder: str, look: list[tuple[int, int, int, int]], depth: int) -> None:
@@ -586,5 +586,12 @@ def _sha256() -> Any:
 
 
 agent.ORDERS.update(
-    cells=Interpreter, step=Step, late=Late, connect=Connection, hold=_hold, go_on=_go_on, kill=_kill, changed=_changed
+    cells=CellServer,
+    step=AgentStep,
+    late=LateChannel,
+    connect=PortConnection,
+    hold=_hold,
+    go_on=_go_on,
+    kill=_kill,
+    changed=_changed,
 )
