@@ -167,6 +167,49 @@ async def test_a_folder_of_the_host_is_seen_and_cannot_be_changed(backend: Backe
     assert report.isolation["mounts"] == [{"at": "/srv/lent", "mode": "ro"}]
 
 
+@pytest.mark.parametrize("owner", [0, 4321])
+async def test_what_it_writes_to_a_folder_of_the_host_is_its_owners(
+    backend: Backend, tmp_path: Path, owner: int
+) -> None:
+    work = tmp_path / "work"
+    (work / ".git" / "hooks").mkdir(parents=True)
+    (work / "a.txt").write_text("old")
+    (work / "a.txt").chmod(0o600)
+    for each in (work, *work.rglob("*")):
+        os.chown(each, owner, owner)
+    source = """
+import os
+print(open('/srv/work/a.txt').read(), os.stat('/srv/work/a.txt').st_uid, flush=True)
+open('/srv/work/a.txt', 'w').write('new')
+os.mkdir('/srv/work/deep')
+open('/srv/work/deep/b', 'w').write('made')
+open('/srv/work/run', 'w').write('#!/bin/sh\\necho ran')
+os.chmod('/srv/work/run', 0o755)
+os.system('/srv/work/run')
+open('/srv/work/.git/hooks/pre-commit', 'w')
+"""
+    report = await run(backend, source, mounts=(Mount(str(work), "/srv/work", "rw"),))
+    assert report.stdout.text == "old 1000\nran\n", report.stderr.text
+    assert "Read-only file system: '/srv/work/.git/hooks/pre-commit'" in report.stderr.text
+    assert (work / "a.txt").read_text() == "new"
+    assert {each.stat().st_uid for each in work.rglob("*")} == {owner}
+    assert report.isolation["mounts"] == [{"at": "/srv/work", "mode": "rw"}] and report.planted == ()
+
+
+async def test_what_is_planted_in_a_folder_of_the_host_is_told(backend: Backend, tmp_path: Path) -> None:
+    source = "import os; os.mkdir('/srv/work/.vscode'); open('/srv/work/.vscode/tasks.json', 'w').write('{}')"
+    report = await run(backend, source, mounts=(Mount(str(tmp_path), "/srv/work", "rw"),))
+    assert report.planted == ("/srv/work/.vscode",), report.stderr.text
+
+
+async def test_a_mount_where_none_can_be_is_refused(backend: Backend, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="that part of a box is the system's"):
+        await run(backend, "pass", mounts=(Mount(str(tmp_path), "/etc/x", "rw"),))
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(ValueError, match="a link stands in it"):
+        await run(backend, "pass", mounts=(Mount(str(tmp_path / "link"), "/srv/x", "rw"),))
+
+
 # ── Limits ──
 
 
@@ -229,7 +272,6 @@ async def test_refused_calls_are_counted(backend: Backend) -> None:
     [
         {"programs": Programs(allow=("sh",))},
         {"installs": True},
-        {"mounts": (Mount("/tmp", "/srv/x", "rw"),)},
     ],
 )
 async def test_what_it_cannot_give_is_refused(backend: Backend, asked: dict[str, Any]) -> None:

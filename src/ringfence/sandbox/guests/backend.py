@@ -16,12 +16,12 @@ from ringfence.core.aio import leave, shielded
 from ringfence.core.box import TEMPLATES, BoxReport, BoxSpec, FileFact, ImageRoot, Mount, OnOutput
 from ringfence.core.errors import Unavailable, beginning
 from ringfence.core.model import Json, Recheck, always
-from ringfence.sandbox.files import inputs
+from ringfence.sandbox.files import guarded, inputs
 from ringfence.sandbox.guests.engine import Ability, Guest, GuestEngine, GuestRoot, GuestShape
 from ringfence.sandbox.guests.link import GuestGone, Link, first_words
 from ringfence.sandbox.guests.outlet import GuestOutlet
 from ringfence.sandbox.guests.run import GuestRun
-from ringfence.sandbox.process import image_root
+from ringfence.sandbox.process import image_root, mounting
 from ringfence.sandbox.process.host.capabilities import check_spec
 from ringfence.sandbox.process.limit_watch import kernel_cpu_seconds, longest_file
 from ringfence.sandbox.process.outlet import PORT, NetworkOutlet
@@ -86,13 +86,15 @@ class GuestBackend:
         self, spec: BoxSpec, root: GuestRoot, tell: OnOutput | None, recheck: Recheck, runs: list[GuestRun]
     ) -> BoxReport:
         given: Path | None = None
+        placed = mounting.place(spec.mounts) if spec.mounts else ()
+        before = guarded.look(spec.mounts, mounting.held(placed)) if spec.mounts else None
         facts: tuple[FileFact, ...] = ()
         guest: Guest | None = None
         outlet: NetworkOutlet | None = None
         try:
             if spec.inputs:
                 given, facts = await asyncio.to_thread(_put, spec)
-            guest = await self._engine.start(GuestShape(root, spec.limits, given, _mounts(spec)))
+            guest = await self._engine.start(GuestShape(root, spec.limits, given, _mounts(spec), placed))
             self._guests.add(guest)
             await self._boot(guest, spec, root)
             isolation = self._isolation(guest, spec)
@@ -121,7 +123,8 @@ class GuestBackend:
             if given is not None:
                 await asyncio.to_thread(shutil.rmtree, given, ignore_errors=True)
         network = outlet.final_facts if outlet is not None else None
-        return replace(report, isolation=isolation, network=network, trouble=tuple(guest.trouble))
+        planted = () if before is None else guarded.planted_since(spec.mounts, before)
+        return replace(report, isolation=isolation, network=network, planted=planted, trouble=tuple(guest.trouble))
 
     async def close(self) -> None:
         for guest in list(self._guests):
@@ -157,6 +160,8 @@ class GuestBackend:
                 self._engine.abilities.require(self.name, ability)
         if spec.root is not None:
             image_root.check(spec, spec.root)
+        if spec.mounts:
+            mounting.check(spec.mounts, map(os.path.realpath, (*spec.trees, *spec.packages)))
 
     async def _root(self, spec: BoxSpec) -> GuestRoot:
         """Found once: looking whether the host is still the same takes longer than a box."""

@@ -16,6 +16,7 @@ from ringfence.core.record import plain
 from ringfence.core.sessions import Folder
 from ringfence.sandbox.guests.link import Link
 from ringfence.sandbox.process.cgroups.cgroup import Counted
+from ringfence.sandbox.process.mounting import Placed
 
 USER = 1000
 """The user of programs in a guest."""
@@ -110,6 +111,9 @@ class GuestShape:
     input: Path | None = None
     """A folder that it sees, read-only, as /workspace/input."""
     mounts: tuple[Mount, ...] = ()
+    placed: tuple[Placed, ...] = ()
+    """Those of them whose owner on the host and the user of programs are to be one, with what is held read-only in
+    them: as they were when they were checked, so that another in their place is noticed."""
     folders: tuple[Folder, ...] = ()
     """File systems of their own, which programs may write to as they say, beneath /workspace."""
     stays: bool = False

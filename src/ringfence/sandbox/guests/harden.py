@@ -104,7 +104,7 @@ def _terminals(told: dict[str, Any]) -> None:
 
 def _read_only(told: dict[str, Any]) -> None:
     """Every mount but the folders that programs write to: those keep that right alone."""
-    writable = set(told["writable"])
+    writable, lent = set(told["writable"]), set(told["lent"])
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
         places = [_unescaped(line.split(" ")[4]) for line in mounts]
     for at in dict.fromkeys(places):
@@ -113,7 +113,7 @@ def _read_only(told: dict[str, Any]) -> None:
             flags |= kernel.ATTR_RDONLY
         if not (at == "/dev/pts" or (at.startswith("/dev/") and at[5:] in _DEVICES)):
             flags |= kernel.ATTR_NODEV
-        if at != "/" and at not in writable:
+        if at != "/" and at not in writable and at not in lent:
             flags |= kernel.ATTR_NOEXEC
         if os.path.lexists(at):
             _set(at, flags)

@@ -6,6 +6,8 @@ started. Its orders come as lines of JSON on its standard input, each with one l
     {"root": NAME, "folder": PATH, "points": [[PATH, "file" or "folder"], ...]}
                                          show a folder as NAME, read-only, with such places to mount something at
     {"lend": NAME, "path": PATH}         show a file or folder as NAME, read-only
+    {"attach": NAME, "process": NUMBER, "descriptor": NUMBER, "folder": BOOLEAN}
+                                         show the mount that this process has cloned and not attached yet as NAME
     {"hide": [NAME, ...]}                these are no longer needed
     {"owe": NAME, "words": [...]}        run this command if the supervisor dies
     {"settled": NAME}                    that is no longer needed
@@ -34,6 +36,11 @@ _READ_ONLY = 0x1 | 0x2 | 0x4
 """MS_RDONLY, MS_NOSUID, MS_NODEV."""
 _REMOUNT = 0x20
 _DETACH = 2
+_MOVE_MOUNT = 429
+"""On every machine."""
+_HERE = -100
+_EMPTY_PATH = 0x4
+"""AT_FDCWD, MOVE_MOUNT_F_EMPTY_PATH."""
 _SECONDS = 20
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -62,6 +69,8 @@ def main(folder: str) -> None:
                 _show(view, order["root"], order["folder"], order["points"])
             elif "lend" in order:
                 _lend(view, order["lend"], order["path"])
+            elif "attach" in order:
+                _attach(view, order)
             elif "hide" in order:
                 _hide(view, order["hide"])
             elif "owe" in order:
@@ -101,13 +110,26 @@ def _show(view: str, name: str, folder: str, points: list[list[str]]) -> None:
 
 
 def _lend(view: str, name: str, path: str) -> None:
-    place = f"{view}/{name}"
-    if os.path.isdir(path):
+    place = _place(f"{view}/{name}", os.path.isdir(path))
+    _call("mount", path, place, None, ctypes.c_ulong(_BIND), None)
+    _call("mount", None, place, None, ctypes.c_ulong(_BIND | _REMOUNT | _READ_ONLY), None)
+
+
+def _attach(view: str, order: dict[str, Any]) -> None:
+    place = _place(f"{view}/{order['attach']}", order["folder"])
+    mount = os.open(f"/proc/{order['process']}/fd/{order['descriptor']}", os.O_PATH | os.O_CLOEXEC)
+    try:
+        _call("syscall", ctypes.c_long(_MOVE_MOUNT), mount, "", _HERE, place, _EMPTY_PATH)
+    finally:
+        os.close(mount)
+
+
+def _place(place: str, folder: bool) -> str:
+    if folder:
         os.mkdir(place, 0o755)
     else:
         os.close(os.open(place, os.O_CREAT | os.O_WRONLY, 0o644))
-    _call("mount", path, place, None, ctypes.c_ulong(_BIND), None)
-    _call("mount", None, place, None, ctypes.c_ulong(_BIND | _REMOUNT | _READ_ONLY), None)
+    return place
 
 
 def _hide(view: str, names: list[str]) -> None:

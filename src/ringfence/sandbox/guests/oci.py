@@ -26,6 +26,7 @@ from ringfence.core.model import Json
 from ringfence.core.record import plain
 from ringfence.sandbox.guests.engine import BOOT, LINK, USER, Abilities, GuestShape, GuestUsage
 from ringfence.sandbox.guests.link import Link
+from ringfence.sandbox.process import mounting
 from ringfence.sandbox.process.box_usage import descendants, full, with_uncounted
 from ringfence.sandbox.process.cgroups.cgroup import Cgroups, Counted, Group, GroupPool, sweep
 from ringfence.sandbox.process.cgroups.hierarchy import Systemd
@@ -58,11 +59,21 @@ class _Ids:
     user: int
 
 
+@plain
+class _Lent:
+    """A file or folder of the host for one container."""
+
+    place: str
+    """Where the engine finds it."""
+    at: str
+    mode: str
+
+
 class OciEngine:
     """Starts containers."""
 
     level = "process"
-    abilities = Abilities(frozenset(("pause", "network", "mounts", "images", "denials")))
+    abilities = Abilities(frozenset(("pause", "network", "mounts", "writable_mounts", "images", "denials")))
 
     def __init__(self, programs: Sequence[str] = PROGRAMS) -> None:
         self.name = "oci"
@@ -121,7 +132,7 @@ class OciEngine:
         ours, theirs = socket.socketpair()
         process: Process | None = None
         try:
-            root, mounts = await self._holder.show(name, shape)
+            root, mounts = await self._holder.show(name, shape, ids.user)
             group = self._groups.take(_with_slack(limits), pauses=True)
             if group is None:
                 raise Unavailable("no_box", "there is no control group for a container")
@@ -219,7 +230,8 @@ class OciGuest:
             "memory_bytes": limits.memory_bytes,
             "processors": max(1, min(math.ceil(limits.cpu_cores), len(os.sched_getaffinity(0)))),
             "temporary": list(_TEMPORARY),
-            "writable": ["/workspace", *_TEMPORARY, *(each.at for each in shape.mounts if each.mode == "rw")],
+            "writable": ["/workspace", *_TEMPORARY, *(each.at for each in shape.placed if each.writable)],
+            "lent": [each.at for each in (*shape.mounts, *shape.placed)],
             "landlock": True,
         }
         self.hands_over = True
@@ -357,18 +369,32 @@ class _Holder:
         await holder._answer()
         return holder
 
-    async def show(self, name: str, shape: GuestShape) -> tuple[str, list[str]]:
-        """Where a container finds its root, and each of its mounts."""
+    async def show(self, name: str, shape: GuestShape, user: int) -> tuple[str, list[_Lent]]:
+        """Where a container finds its root, and each of its mounts, outermost first. `user`: of its programs, on the
+        host."""
         folder = str(shape.root.folder)
-        lent: list[str] = []
-        for number, each in enumerate(shape.mounts):
-            shown = f"{name}-{number}"
-            self._shown.setdefault(name, []).append(shown)
-            await self._ask({"lend": shown, "path": each.host})
-            lent.append(str(self._view / shown))
+        names = self._shown.setdefault(name, [])
+        lent: list[_Lent] = []
+        placed = {each.at for each in shape.placed}
+        clones = await asyncio.to_thread(mounting.clone, shape.placed, user)
+        try:
+            for each, clone in zip(shape.placed, clones, strict=True):
+                names.append(f"{name}-{len(names)}")
+                at = {"process": os.getpid(), "descriptor": clone, "folder": each.folder}
+                await self._ask({"attach": names[-1], **at})
+                lent.append(_Lent(str(self._view / names[-1]), each.at, "rw" if each.writable else "ro"))
+        finally:
+            for clone in clones:
+                os.close(clone)
+        for tree in shape.mounts:
+            if tree.at not in placed:
+                names.append(f"{name}-{len(names)}")
+                await self._ask({"lend": names[-1], "path": tree.host})
+                lent.append(_Lent(str(self._view / names[-1]), tree.at, "ro"))
+        lent.sort(key=lambda each: each.at)
         if shape.mounts:
             points = [[each.at, _kind(each.host)] for each in shape.mounts]
-            self._shown[name].append(name)
+            names.append(name)
             await self._ask({"root": name, "folder": folder, "points": points})
             return str(self._view / name), lent
         if folder not in self._roots:
@@ -434,7 +460,7 @@ def _with_slack(limits: Limits) -> Limits:
 # ── Its configuration ─────────────────────────────────────────────────────────────────────────────
 
 
-def _config(shape: GuestShape, root: str, lent: Sequence[str], ids: _Ids, place: str) -> Json:
+def _config(shape: GuestShape, root: str, lent: Sequence[_Lent], ids: _Ids, place: str) -> Json:
     limits = shape.limits
     own = f"uid={USER},gid={USER}"
     mounts: list[Json] = [
@@ -445,7 +471,7 @@ def _config(shape: GuestShape, root: str, lent: Sequence[str], ids: _Ids, place:
     ]
     if shape.input is not None:
         mounts.append(_bind(str(shape.input), "/workspace/input", "ro"))
-    mounts += (_bind(host, each.at, each.mode) for host, each in zip(lent, shape.mounts, strict=True))
+    mounts += (_bind(each.place, each.at, each.mode) for each in lent)
     mapped = [
         {"containerID": 0, "hostID": ids.root, "size": 1},
         {"containerID": USER, "hostID": ids.user, "size": 1},
