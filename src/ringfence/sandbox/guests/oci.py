@@ -231,7 +231,7 @@ class OciGuest:
             "processors": max(1, min(math.ceil(limits.cpu_cores), len(os.sched_getaffinity(0)))),
             "temporary": list(_TEMPORARY),
             "writable": ["/workspace", *_TEMPORARY, *(each.at for each in shape.placed if each.writable)],
-            "lent": [each.at for each in (*shape.mounts, *shape.placed)],
+            "lent": [*(each.at for each in shape.mounts), *(each.at for each in shape.placed)],
             "landlock": True,
         }
         self.hands_over = True
