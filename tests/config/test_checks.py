@@ -327,7 +327,6 @@ NOT_BUILT = {
     "2:31  ": LOCAL + "capabilities: {a: {isolation: microvm}}",
     "2:31   ": REMOTE + "capabilities: {a: {isolation: gvisor}}",
     "2:31    ": REMOTE + "capabilities: {a: {isolation: microvm}}",
-    "1:11   ": "sandbox: {backend: docker}",
     "1:11    ": "sandbox: {backend: auto}",
     "1:11        ": "sandbox: {firecracker_kernel_path: /k}",
     "1:11         ": "sandbox: {firecracker_rootfs_path: /r}",

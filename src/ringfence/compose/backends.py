@@ -46,6 +46,13 @@ def _oci(settings: SandboxSettings, state: Path | None, keep_ready: int | None) 
     return oci_backend(templates(settings), state)
 
 
+def _docker(settings: SandboxSettings, state: Path | None, keep_ready: int | None) -> GuestBackend:
+    with deferred.loading():
+        from ringfence.compose.guests import docker_backend  # noqa: PLC0415
+
+    return docker_backend(settings, templates(settings), state, keep_ready)
+
+
 @plain
 class BackendRow:
     """How a backend is made, and what is known of it before it is. Its level is in `core.box.BACKENDS`."""
@@ -61,6 +68,7 @@ class BackendRow:
 ROWS: Mapping[str, BackendRow] = {
     "process": BackendRow(_process),
     "oci": BackendRow(_oci, stays=False),
+    "docker": BackendRow(_docker, stays=False, elsewhere=True),
 }
 """One row for each backend that is built: the others are in `core.box.NOT_BUILT`."""
 

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from pathlib import Path
 
 from ringfence.config import paths
+from ringfence.config.settings import SandboxSettings
 from ringfence.core.aio import in_thread
 from ringfence.core.box import ImageRoot
 from ringfence.packages.cache import PackageCache
-from ringfence.packages.images import build, guests
+from ringfence.packages.images import build, guests, packing
 from ringfence.packages.images.host.environment import EnvironmentPackages
 from ringfence.sandbox.guests.backend import GuestBackend
+from ringfence.sandbox.guests.docker import DockerEngine, DockerSettings
 from ringfence.sandbox.guests.engine import GuestRoot
 from ringfence.sandbox.guests.oci import OciEngine
 
+_PIECE = 1024 * 1024
+_LINKS = dict.fromkeys(("tmp", "var/tmp", "home/user"), "/workspace/tmp")
 log = logging.getLogger(__name__)
 
 
@@ -25,6 +30,26 @@ def oci_backend(templates: Mapping[str, tuple[str, ...]], state: Path | None) ->
     """Containers of runc or crun."""
     cache = PackageCache((state or paths.state_folder()) / "packages")
     return GuestBackend(OciEngine(), partial(_root, cache, templates), templates)
+
+
+def docker_backend(
+    settings: SandboxSettings, templates: Mapping[str, tuple[str, ...]], state: Path | None, keep_ready: int | None
+) -> GuestBackend:
+    """Containers of an engine with Docker's API."""
+    cache = PackageCache((state or paths.state_folder()) / "packages")
+    addresses = (settings.docker_host,) if settings.docker_host is not None else paths.docker_hosts()
+    ready = settings.docker_ready if keep_ready is None else min(keep_ready, settings.docker_ready)
+    said = DockerSettings(addresses, settings.docker_runtime, ready)
+    return GuestBackend(DockerEngine(said, _packed), partial(_root, cache, templates), templates)
+
+
+async def _packed(root: GuestRoot) -> AsyncIterator[bytes]:
+    """As a tar archive, with the folders for temporary files within the workspace: one disk has one limit."""
+    with tempfile.TemporaryFile() as file:
+        await in_thread(lambda: packing.write_tar(root.folder, file, build.MODES, lambda done: None, _LINKS))
+        file.seek(0)
+        while piece := await in_thread(lambda: file.read(_PIECE)):
+            yield piece
 
 
 async def _root(

@@ -207,3 +207,15 @@ def engine_files() -> dict[str, tuple[Path, ...]]:
             *(Path("/etc/containers/certs.d"), Path("/etc/docker/certs.d")),
         ),
     }
+
+
+def docker_hosts() -> tuple[str, ...]:
+    """Where the socket of a Docker Engine API may be: as DOCKER_HOST says, or in the usual places that there are."""
+    if named := os.environ.get("DOCKER_HOST"):
+        return (named,)
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    usual = [Path("/var/run/docker.sock"), Path("/run/podman/podman.sock")]
+    if os.path.isabs(runtime):
+        usual[1:1] = [Path(runtime) / "docker.sock", Path(runtime) / "podman/podman.sock"]
+    usual += [home() / each for each in (".docker/run/docker.sock", ".colima/default/docker.sock", ".rd/docker.sock")]
+    return tuple(f"unix://{path}" for path in usual if path.exists()) or (f"unix://{usual[0]}",)

@@ -517,6 +517,9 @@ class SandboxSection(Shape):
     network_enabled: bool = False
     allowed_egress_domains: list[HostPattern] = []
     docker_image: Text | None = None
+    docker_host: Text | None = None
+    docker_runtime: Word | None = None
+    docker_ready: Annotated[int, Field(ge=0, le=64)] = 2
     firecracker_kernel_path: Text | None = None
     firecracker_rootfs_path: Text | None = None
 

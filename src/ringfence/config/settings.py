@@ -152,6 +152,12 @@ class SandboxSettings:
     """Whether packages that have only sources are built, in install boxes."""
     docker_image: str | None = None
     """The container image that is the root of boxes whose callers name none."""
+    docker_host: str | None = None
+    """Where the engine's socket is; None: as DOCKER_HOST says, or where it usually is."""
+    docker_runtime: str | None = None
+    """One of the engine's runtimes; None: its default."""
+    docker_ready: int = 2
+    """Containers that wait for a program."""
 
 
 @dataclass(frozen=True, slots=True)

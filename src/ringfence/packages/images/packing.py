@@ -11,6 +11,7 @@ import os
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any, cast
 
 from ringfence.packages.images import manifests
@@ -22,17 +23,28 @@ _EFFORT = 1
 _CHUNK = 1 << 20
 
 
-def write_tar(tree: Path, to: IO[bytes], modes: Mapping[str, int], step: Callable[[int], None]) -> None:
-    """`modes`: of paths that have other permissions than in the tree; `step` counts bytes. Raises OSError."""
+def write_tar(
+    tree: Path,
+    to: IO[bytes],
+    modes: Mapping[str, int],
+    step: Callable[[int], None],
+    links: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """`modes`: of paths that have other permissions than in the tree; `step` counts bytes; `links`: folders in whose
+    place there is a link, and where it leads. Raises OSError."""
     with tarfile.open(fileobj=to, mode="w", format=tarfile.PAX_FORMAT, bufsize=_CHUNK) as archive:
         for path in _below(tree):
             inside = str(path.relative_to(tree))
+            if any(inside.startswith(f"{each}/") for each in links):
+                continue
             info = archive.gettarinfo(str(path), inside)
             if info.islnk():  # which of two names comes first is no matter of what is in them
                 info.type, info.linkname, info.size = tarfile.REGTYPE, "", path.lstat().st_size
             info.uid = info.gid = 0
             info.uname = info.gname = ""
             info.mtime = 0
+            if inside in links and info.isdir():
+                info.type, info.linkname = tarfile.SYMTYPE, links[inside]
             info.mode = modes.get(inside, 0o777 if info.issym() else 0o755 if info.mode & 0o100 else 0o644)
             if info.isreg():
                 with path.open("rb") as content:

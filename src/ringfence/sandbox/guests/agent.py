@@ -701,13 +701,16 @@ def _prepare(guest: GuestSettings, code: bytes, stream: int) -> None:
     if guest.hardens is not None:
         from ringfence.sandbox.guests import harden  # noqa: PLC0415 - not every guest is sent that
 
-        given = [harden.listener(guest.listens)] if guest.listens else []
-        guest.done, denials = harden.harden(guest.hardens, code)
-        if guest.hands_over:
-            given.insert(0, denials)
-            harden.hand_over(stream, given)
-        for descriptor in given:
-            os.close(descriptor)
+        if guest.hardens.get("unprivileged"):
+            guest.done = harden.harden_further(guest.hardens, code)
+        else:
+            given = [harden.listener(guest.listens)] if guest.listens else []
+            guest.done, denials = harden.harden(guest.hardens, code)
+            if guest.hands_over:
+                given.insert(0, denials)
+                harden.hand_over(stream, given)
+            for descriptor in given:
+                os.close(descriptor)
     for folder in guest.folders:
         os.makedirs(folder, exist_ok=True)
     import ctypes  # noqa: PLC0415 - not every Python has it, and then nothing is traced anyway

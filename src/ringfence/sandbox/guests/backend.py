@@ -178,6 +178,8 @@ class GuestBackend:
         """Start the agent. Raises Unavailable."""
         limits = spec.limits
         cpu = kernel_cpu_seconds(limits)
+        hardens = guest.hardens or {}
+        unprivileged = bool(hardens.get("unprivileged"))
         told: Json = {
             "python": root.agent,
             "env": _ENV,
@@ -186,7 +188,8 @@ class GuestBackend:
             "limits": {
                 "RLIMIT_NOFILE": limits.open_files,
                 "RLIMIT_FSIZE": longest_file(limits),
-                "RLIMIT_NPROC": limits.processes + _BESIDES,
+                # Without a user namespace of its own, the kernel counts those of other guests, too.
+                **({} if unprivileged else {"RLIMIT_NPROC": limits.processes + _BESIDES}),
                 "RLIMIT_MSGQUEUE": 0,  # the kernel counts them for all of the guest's user, and programs can open none
                 "RLIMIT_SIGPENDING": _SIGNALS,
                 **({"RLIMIT_CPU": cpu} if cpu else {}),
@@ -196,7 +199,8 @@ class GuestBackend:
             "listen": PORT if spec.network is not None and guest.hands_over else 0,
         }
         given = (1 + (spec.network is not None)) if guest.hands_over else 0
-        first = first_words(agent_code(), told, compile_filter(os.uname().machine, notify=guest.hands_over))
+        machine = hardens.get("machine") or os.uname().machine
+        first = first_words(agent_code(), told, compile_filter(machine, notify=guest.hands_over))
         try:
             async with asyncio.timeout(_BOOT_SECONDS):
                 link = guest.link = await Link.over(guest.stream, first, settle=guest.settle, given=given)

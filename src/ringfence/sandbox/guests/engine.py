@@ -22,24 +22,30 @@ USER = 1000
 """The user of programs in a guest."""
 LINK = 3
 """The descriptor of the stream, where an engine passes descriptors on."""
-BOOT = f"""\
+
+
+def boot(reads: int = LINK, writes: int = LINK) -> str:
+    """What the first process of a guest is started with: it says that it is there, and reads the agent from the stream,
+    so that no root has to have it."""
+    return f"""\
 import marshal, os, sys
 def read(many):
     data = b""
     while len(data) < many:
-        piece = os.read({LINK}, many - len(data))
+        piece = os.read({reads}, many - len(data))
         if not piece:
             os._exit(0)
         data += piece
     return data
-os.write({LINK}, b"+")
+os.write({writes}, b"+")
 for name, code in marshal.loads(read(int.from_bytes(read(4), "big"))):
     module = sys.modules[name] = type(sys)(name)
     exec(compile(code, "<" + name + ">", "exec") if isinstance(code, bytes) else code, module.__dict__)
-sys.modules["ringfence.sandbox.guests.agent"].serve({LINK}, {LINK})
+sys.modules["ringfence.sandbox.guests.agent"].serve({reads}, {writes})
 """
-"""What the first process of a guest is started with: it says that it is there, and reads the agent from the stream, so
-that no root has to have it."""
+
+
+BOOT = boot()
 
 
 Ability = Literal[
