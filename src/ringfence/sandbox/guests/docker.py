@@ -21,7 +21,7 @@ from ringfence.core.model import Json
 from ringfence.core.record import plain
 from ringfence.sandbox.guests import docker_profile as profile
 from ringfence.sandbox.guests.docker_api import AttachedStream, DockerApi, DockerGone, DockerRefused
-from ringfence.sandbox.guests.docker_host import LocalLook, Owner, look_at
+from ringfence.sandbox.guests.docker_host import ContainerOwner, LocalLook, look_at
 from ringfence.sandbox.guests.engine import USER, Abilities, GuestRoot, GuestShape, GuestUsage, boot
 from ringfence.sandbox.guests.link import Link
 from ringfence.sandbox.process.cgroups.cgroup import Counted
@@ -71,7 +71,7 @@ class DockerEngine:
         self._api: DockerApi | None = None
         self._architecture = ""
         self.version = ""
-        self._owner = Owner.of_this_process()
+        self._owner = ContainerOwner.of_this_process()
         self._images: dict[GuestRoot, str] = {}
         self._guests: dict[str, DockerGuest] = {}
         self._events: Task[None] | None = None
@@ -123,7 +123,7 @@ class DockerEngine:
         """Remove what supervisors left that are gone: containers that never started, or that the engine forgot."""
         ours = {"label": [f"{LABEL}host={self._owner.host}"]}
         for each in await api.ask("GET", "/containers/json", all=1, filters=ours):
-            if not Owner.lives(each["Labels"].get(f"{LABEL}owner", "")):
+            if not ContainerOwner.lives(each["Labels"].get(f"{LABEL}owner", "")):
                 with contextlib.suppress(DockerRefused):
                     await api.ask("DELETE", f"/containers/{each['Id']}", force=1, v=1)
 

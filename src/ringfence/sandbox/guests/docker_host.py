@@ -21,14 +21,14 @@ from ringfence.sandbox.process.host.capabilities import read_back
 
 
 @plain
-class Owner:
+class ContainerOwner:
     """A supervisor, in labels of its containers."""
 
     host: str
     process: str
 
     @classmethod
-    def of_this_process(cls) -> Owner:
+    def of_this_process(cls) -> ContainerOwner:
         return cls(_host(), _process(os.getpid()))
 
     def __str__(self) -> str:
