@@ -321,8 +321,6 @@ NOT_BUILT = {
     "1:11 ": "gateway: {code_mode: true}",
     "1:11  ": "gateway: {code_mode: optional}",
     "1:18": "gateway: {state: 'postgresql://db/ringfence'}",
-    "1:15": "servers: {s: {openapi: a.yaml, base_url: 'https://h'}}",
-    "1:20": "capabilities: {a: {transport: direct}}",
     "2:31 ": LOCAL + "capabilities: {a: {isolation: gvisor}}",
     "2:31  ": LOCAL + "capabilities: {a: {isolation: microvm}}",
     "2:31   ": REMOTE + "capabilities: {a: {isolation: gvisor}}",
@@ -331,6 +329,30 @@ NOT_BUILT = {
     "1:11        ": "sandbox: {firecracker_kernel_path: /k}",
     "1:11         ": "sandbox: {firecracker_rootfs_path: /r}",
 }
+
+
+REQUEST = "transport: direct, request: {method: GET, url: 'https://h/{a}'}"
+NO_REQUEST = {
+    "servers: {s: {openapi: a.json}}": "1:11: missing key 'base_url'",
+    "servers: {s: {openapi: a.json, base_url: 'https://h'}}": "1:24: there is no file",
+    "servers: {s: {openapi: a.json, base_url: 'https://h?a=b'}}": "1:42: a base URL has neither",
+    "capabilities: {a: {transport: direct}}": "1:16: transport direct needs a request",
+    REMOTE + "capabilities: {a: {transport: direct, server: s}}": "2:47: server 's' has no openapi",
+    "capabilities: {a: {request: {method: GET, url: 'https://h'}}}": "1:20: request is for transport direct",
+    f"capabilities: {{a: {{{REQUEST}, tool: b}}}}": "1:85: a capability with a request has no tool",
+    f"capabilities: {{a: {{{REQUEST}, input: {{type: strnig}}}}}}": "1:92: this schema cannot be used",
+    f"capabilities: {{a: {{{REQUEST}, input: {{properties: {{b: {{}}}}}}}}}}": "1:48: the request has a place for 'a'",
+    "capabilities: {a: {transport: direct, request: {method: GET, url: 'https://{h}/'}}}": "1:48: the host of a request is fixed",
+    "capabilities: {a: {transport: direct, request: {method: GET, url: 'https://h/', headers: {Host: x}}}}": "1:48: the header Host",
+    "capabilities: {a: {transport: direct, request: {method: GET, url: 'https://h/', body: x}}}": "1:48: a GET has no",
+}
+
+
+@pytest.mark.parametrize("text", NO_REQUEST)
+def test_what_makes_no_request_is_told_at_its_place(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config.loads(text, file="f", base=BASE)
+    assert str(caught.value.problems[0]).startswith(f"f:{NO_REQUEST[text]}"), caught.value
 
 
 @pytest.mark.parametrize(("place", "text"), NOT_BUILT.items(), ids=list(NOT_BUILT.values()))

@@ -26,7 +26,7 @@ from ringfence.cli.terminal import json_text, safe
 from ringfence.config import Config
 from ringfence.core import canonical, system
 from ringfence.core.errors import OutcomeUnknown, Refused, StoreError, Unavailable
-from ringfence.core.model import Call, Json, Outcome, Status, Transport
+from ringfence.core.model import Call, Json, Outcome, Status
 from ringfence.core.record import dataclass
 from ringfence.upstream.http import reason_of
 
@@ -181,7 +181,7 @@ async def call_here(
 def _needed(tool: str, configured: Config) -> Collection[str] | None:
     """The server that the call needs: none, the one that its contract names, or (None) any of them."""
     contract = configured.contracts.get(tool)
-    if contract is None or contract.transport is not Transport.MCP:
+    if contract is None or not contract.is_served:
         return ()
     return None if contract.server is None else (contract.server,)
 

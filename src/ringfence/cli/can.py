@@ -163,7 +163,7 @@ def _resolved(
     """The contract, and what can be said of the arguments. Raises Refused."""
     _, contract = ahead.contract(call)
     permissions_of(settings).of(call.principal).require_tool(call, contracts_of(settings))
-    if contract.transport is Transport.MCP and not pins.of(contract):
+    if contract.is_served and not pins.of(contract):
         server = settings.servers.get(contract.server or "")
         if server is not None and server.pins == "first_use":
             return contract, "not checked: the tool's definition is accepted when it is first seen"
@@ -172,7 +172,7 @@ def _resolved(
         return contract, "not given: --args"
     found = catalog_of(settings, pins).resolve(call, settings.environment)
     assert found.definition is not None
-    whose = "accepted" if contract.transport is Transport.MCP else "own"
+    whose = "accepted" if contract.is_served else "own"
     return found.contract, f"fit the tool's {whose} definition ({found.definition.digest[:19]}…)"
 
 
@@ -256,7 +256,7 @@ def _approval(ahead: Foresight, requirement: Requirement, answer: _Answer) -> No
 
 def _check_carried_out(settings: Config, call: Call, contract: Contract, decided: Judgement | None) -> None:
     """What the configuration itself makes impossible. Raises Refused, Unavailable."""
-    if contract.transport is not Transport.MCP or decided is None or contract.server is None:
+    if not contract.is_served or decided is None or contract.server is None:
         return
     try:
         dispatcher_of(settings).check(call, replace(contract, secrets=()), decided.decision)

@@ -72,6 +72,7 @@ def check(
         if print_ and not as_json:
             print(safe(_yaml(told["effective"]), lines=True), end="")
         if accept:
+            settings = _with_documents(settings, path)
             told["ok"] = _accepted(settings, yes, told if as_json else None)
     if as_json:
         common.dump(told)
@@ -203,6 +204,17 @@ def _plain(value: Any) -> Any:
 
 
 # ── Accepting definitions ─────────────────────────────────────────────────────────────────────────
+
+
+def _with_documents(settings: Config, path: Path) -> Config:
+    """The configuration with the OpenAPI documents behind its URLs as they are now."""
+    if all(each.openapi_url is None for each in settings.servers.values()):
+        return settings
+    from ringfence.compose.apis import fetch_documents  # noqa: PLC0415 - few configurations name such a URL
+
+    for problem in common.run(fetch_documents, settings):
+        common.say(problem)
+    return config.load(path)
 
 
 def _accepted(settings: Config, yes: bool, told: Json | None) -> bool:

@@ -64,11 +64,11 @@ def access(settings: Config, executor: Executor | str, router: Callable[[], Rout
         else:
             executor.provision = replace(executor.provision, mounts=_session_mounts(boxes, settings))
     return ServerAccess(
-        boxes, HostLauncher(paths.process_environment(), router), partial(_credentials, router), _address
+        boxes, HostLauncher(paths.process_environment(), router), partial(_credentials, router), address_of
     )
 
 
-async def _address(url: str) -> Sequence[str]:
+async def address_of(url: str) -> Sequence[str]:
     """The operator who wrote the URL has named its address; services that hand out credentials stay refused."""
     from ringfence.egress.dial import check_url  # noqa: PLC0415 - for remote servers alone
 

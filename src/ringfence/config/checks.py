@@ -25,7 +25,8 @@ from ringfence.config.yaml import Where
 from ringfence.core import invisible, system
 from ringfence.core.box import BACKENDS, CAN_DO_WITHOUT, MIB, NOT_BUILT, TEMPLATES, Mount, within
 from ringfence.core.expression import Expression, ExpressionError
-from ringfence.core.model import NetworkSpec
+from ringfence.core.model import DirectRequest, NetworkSpec
+from ringfence.core.schema import Schema, Unusable
 from ringfence.egress.names import url as url_parts
 from ringfence.egress.rules import pattern
 from ringfence.governance.dispatch import network_allows
@@ -33,6 +34,7 @@ from ringfence.packages.allowlist import AllowedPackage
 from ringfence.packages.images.references import Reference
 from ringfence.sandbox.tools.run import RUN_SHELL
 from ringfence.sandbox.tools.toolkit import PROGRAMS, box_makers, declarable_tools
+from ringfence.upstream.openapi import template
 
 _SECRET_VARIABLE = re.compile(r"TOKEN|SECRET|PASSW|API_?KEY|PRIVATE_?KEY|ACCESS_?KEY|CREDENTIAL", re.IGNORECASE)
 """Names of variables that nearly always hold a secret: a warning must be worth reading."""
@@ -180,11 +182,17 @@ def _server(draft: Draft, name: str, server: Shaped[schema.ServerEntry]) -> None
     where = server.where
     ways = [way for way in ("command", "url", "openapi") if way in server.broken or getattr(shape, way) is not None]
     if not ways:
-        draft.problem(where, f"server {name!r} has neither command nor url", key=True)
+        draft.problem(where, f"server {name!r} has neither command nor url nor openapi", key=True)
     for way in ways[1:]:
         draft.problem((*where, way), f"server {name!r} has both {ways[0]} and {way}: keep one of them", key=True)
     if shape.base_url is not None and "openapi" not in ways:
         draft.problem((*where, "base_url"), "belongs to openapi", key=True)
+    if shape.openapi is not None and "base_url" not in server.broken:
+        if shape.base_url is None:
+            text = "missing key 'base_url': where requests go; the document's own servers are not used"
+            draft.problem(where, text, key=True)
+        elif "?" in shape.base_url or "#" in shape.base_url:
+            draft.problem((*where, "base_url"), "a base URL has neither query nor fragment")
     for own in ("env", "cwd"):
         if getattr(shape, own) and "command" not in ways:
             draft.problem((*where, own), f"{own} is for a server that is started by a command", key=True)
@@ -266,10 +274,10 @@ def _server_secrets(draft: Draft, where: Where, names: list[str], servers: list[
         secret = draft.secrets.get(name)
         if secret is None or secret.broken:
             continue
-        if server.shape.url is None and name not in server.shape.secrets:
+        if server.shape.address is None and name not in server.shape.secrets:
             text = f"server {server.where[-1]!r} is not given secret {name!r}: write it under its secrets, too"
-        elif server.shape.url is not None and not _covers(secret.shape.hosts, server.shape.url):
-            text = f"secret {name!r} is not for the host of {server.shape.url}: name it in its hosts"
+        elif server.shape.address is not None and not _covers(secret.shape.hosts, server.shape.address):
+            text = f"secret {name!r} is not for the host of {server.shape.address}: name it in its hosts"
         else:
             continue
         draft.warn((*where, "secrets", index), f"every call of {where[-1]!r} will be refused: {text}", key=False)
@@ -283,7 +291,8 @@ def _covers(hosts: list[str], url: str) -> bool:
 def _capability(draft: Draft, capability: Shaped[schema.CapabilityEntry]) -> None:
     shape = capability.shape
     where = capability.where
-    if shape.server is not None and shape.transport != "mcp":
+    _direct(draft, capability)
+    if shape.server is not None and shape.transport == "sandboxed_exec":
         draft.problem((*where, "server"), f"transport {shape.transport} has no server", key=True)
     elif shape.server is not None:
         expect(draft, (*where, "server", shape.server), "server", draft.servers)
@@ -304,6 +313,64 @@ def _capability(draft: Draft, capability: Shaped[schema.CapabilityEntry]) -> Non
             expect(draft, (*where, "effects", effect, named), "capability", draft.capabilities)
     if isinstance(shape.idempotent, schema.IdempotentSection):
         condition(draft, (*where, "idempotent", "key"), shape.idempotent.key, result="text")
+
+
+def _direct(draft: Draft, capability: Shaped[schema.CapabilityEntry]) -> None:
+    """One HTTP request: declared here, or an operation of a server that an OpenAPI document describes."""
+    shape = capability.shape
+    where = capability.where
+    named = draft.servers.get(shape.server or "")
+    if shape.transport != "direct":
+        for key in ("request", "input"):
+            if key in capability.given:
+                draft.problem((*where, key), f"{key} is for transport direct", key=True)
+        if named is not None and named.shape.openapi is not None and capability.given.get("transport") == "mcp":
+            text = f"server {shape.server!r} is an HTTP API, which speaks no MCP: write transport: direct"
+            draft.problem((*where, "transport"), text)
+    elif shape.request is not None:
+        _request(draft, capability, shape.request)
+    elif not {"request", "server"} & set(capability.broken):
+        _operation(draft, capability, named)
+
+
+def _operation(
+    draft: Draft, capability: Shaped[schema.CapabilityEntry], server: Shaped[schema.ServerEntry] | None
+) -> None:
+    shape = capability.shape
+    where = capability.where
+    if shape.input is not None:
+        draft.problem((*where, "input"), "input belongs to request", key=True)
+    if shape.server is None and not any(each.shape.openapi is not None for each in draft.servers.values()):
+        text = "transport direct needs a request: {method, url}, or a server with openapi"
+        draft.problem(where, text, key=True)
+    if server is not None and server.shape.openapi is None and not server.broken:
+        draft.problem((*where, "server"), f"server {shape.server!r} has no openapi: its transport is mcp")
+
+
+def _request(draft: Draft, capability: Shaped[schema.CapabilityEntry], request: schema.RequestSection) -> None:
+    shape = capability.shape
+    where = capability.where
+    for key in ("server", "tool"):
+        if key in capability.given:
+            draft.problem((*where, key), f"a capability with a request has no {key}", key=True)
+    declared = direct_request(request, shape.input)
+    if (found := template.problem(declared)) is not None:
+        draft.problem((*where, "request"), found)
+        return
+    if shape.input is not None:
+        try:
+            Schema(shape.input)
+        except Unusable as exc:
+            draft.problem((*where, "input"), f"this schema cannot be used: {exc}")
+    for index, name in enumerate(shape.secrets):
+        secret = draft.secrets.get(name)
+        if secret is not None and not secret.broken and not _covers(secret.shape.hosts, template.base_of(declared)):
+            text = f"every call of {where[-1]!r} will be refused: secret {name!r} is not for its host: name it in hosts"
+            draft.warn((*where, "secrets", index), text, key=False)
+
+
+def direct_request(shape: schema.RequestSection, given: dict[str, Any] | None) -> DirectRequest:
+    return DirectRequest(shape.method, shape.url, dict(shape.query), dict(shape.headers), shape.body, given)
 
 
 def _box_capability(draft: Draft, capability: Shaped[schema.CapabilityEntry]) -> None:
@@ -764,8 +831,6 @@ _NOT_BUILT = "is not built yet"
 
 def check_unbuilt(draft: Draft) -> None:
     _unbuilt_gateway(draft)
-    for server in draft.servers.values():
-        _unbuilt_server(draft, server)
     for name, capability in draft.capabilities.items():
         _unbuilt_capability(draft, capability)
         _check_effects(draft, name, capability)
@@ -786,18 +851,9 @@ def _unbuilt_gateway(draft: Draft) -> None:
         _refuse(draft, (*where, "code_mode"), f"code_mode {gateway.code_mode}")
 
 
-def _unbuilt_server(draft: Draft, server: Shaped[schema.ServerEntry]) -> None:
-    shape = server.shape
-    where = server.where
-    if shape.openapi is not None:
-        _refuse(draft, (*where, "openapi"), "a server from an OpenAPI description")
-
-
 def _unbuilt_capability(draft: Draft, capability: Shaped[schema.CapabilityEntry]) -> None:
     shape = capability.shape
     where = capability.where
-    if shape.transport == "direct":
-        _refuse(draft, (*where, "transport"), "transport direct")
     if shape.isolation in (None, "none"):
         return
     servers = draft.candidates(capability)
@@ -837,14 +893,14 @@ def _refused_calls(draft: Draft, name: str, capability: Shaped[schema.Capability
         draft.warn(where, f"{refused}: no server is declared")
     if shape.network == "denied":
         return
-    commanded = [server.shape for server in servers if server.shape.url is None]
+    commanded = [server.shape for server in servers if server.shape.address is None]
     if commanded:
         if not any(each.network == shape.network and each.placement != "unsafe_host" for each in commanded):
             text = f"{refused}: the box of its server does not have network {shape.network!r}"
             draft.warn((*where, "network"), text)
     elif shape.network in draft.networks:
         network = NetworkSpec(shape.network, tuple(draft.networks[shape.network].shape.allow))
-        if servers and not any(_reaches(network, server.shape.url or "") for server in servers):
+        if servers and not any(_reaches(network, server.shape.address or "") for server in servers):
             draft.warn((*where, "network"), f"{refused}: network {shape.network!r} does not allow its server's address")
 
 

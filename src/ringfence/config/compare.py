@@ -352,7 +352,7 @@ def _contracts(old: Config, new: Config) -> Iterator[str]:
             yield f"{what} is new"
             continue
         before: Contract = old.contracts[name]
-        holds = _SERVED if contract.transport is Transport.MCP else _CONTRACT
+        holds = _SERVED if contract.is_served else _CONTRACT
         found = [*_changes(what, before, contract, holds), *_approval_of(what, before, contract, old, new)]
         yield from found
         if (

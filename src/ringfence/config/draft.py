@@ -204,12 +204,13 @@ class Draft:
 
     def candidates(self, capability: Shaped[schema.CapabilityEntry]) -> list[Shaped[schema.ServerEntry]]:
         """The servers that may turn out to carry this capability out."""
-        if capability.shape.transport != "mcp":
+        if capability.shape.transport == "sandboxed_exec" or capability.shape.request is not None:
             return []
         named = capability.shape.server
         if named is not None:
             return [self.servers[named]] if named in self.servers else []
-        return list(self.servers.values())
+        direct = capability.shape.transport == "direct"
+        return [server for server in self.servers.values() if (server.shape.openapi is not None) is direct]
 
 
 def read_draft(source: YamlSource, base: Path) -> Draft:

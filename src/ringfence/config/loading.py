@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, field, replace
 from pathlib import Path
@@ -56,6 +56,7 @@ from ringfence.governance import contract, policy
 from ringfence.governance.cases import PolicyCase
 from ringfence.packages.cache import AT, folder_of
 from ringfence.sandbox.tools.toolkit import PROGRAMS, box_makers, declarable_tools
+from ringfence.upstream.openapi.template import DIRECT, base_of
 
 _SYSLOG = "/dev/log"
 _LOOPBACK = schema.GatewaySection().listen
@@ -99,6 +100,15 @@ def _config(text: str, file: str, path: Path, files: tuple[Path, ...], base: Pat
     telemetry = _telemetry(draft)
     audit = _audit(draft)
     contracts = {name: _contract(draft, name, found) for name, found in draft.capabilities.items()}
+    state = _gateway(draft).state
+    servers: dict[str, ServerSpec] = {}
+    if not read.problems:  # documents are read where nothing else is wrong
+        servers = {
+            name: _api(draft, _packaged(_server(draft, name, found.shape), found.shape.packages, state), found.shape)
+            for name, found in draft.servers.items()
+        }
+        contracts = {**contracts, **_drafted(draft, servers, contracts)}
+        servers |= _requests(contracts)
     problems = sorted({*read.problems, *draft.elsewhere})
     if problems:
         raise ConfigError(problems)
@@ -107,10 +117,7 @@ def _config(text: str, file: str, path: Path, files: tuple[Path, ...], base: Pat
         environment=draft.file.shape.environment,
         gateway=_gateway(draft),
         people={name: _person(name, found.shape) for name, found in draft.people.items()},
-        servers={
-            name: _packaged(_server(draft, name, found.shape), found.shape.packages, _gateway(draft).state)
-            for name, found in draft.servers.items()
-        },
+        servers=servers,
         contracts=contracts,
         networks=_networks(draft),
         secrets={name: _secret(draft, name, found.shape) for name, found in draft.secrets.items()},
@@ -139,6 +146,17 @@ def _contract(draft: Draft, name: str, capability: Shaped[schema.CapabilityEntry
     # Where several servers are declared, which of them has the tool is known only when they have been asked.
     if capability.shape.transport == "mcp" and "server" not in given and len(draft.servers) == 1:
         given["server"] = next(iter(draft.servers))
+    api = draft.servers.get(given.get("server", ""))
+    if capability.shape.transport == "mcp" and api is not None and api.shape.openapi is not None:
+        given["transport"] = "direct"
+    if capability.shape.transport == "direct" and "server" not in given and capability.shape.request is None:
+        apis = [each for each, found in draft.servers.items() if found.shape.openapi is not None]
+        if len(apis) == 1:
+            given["server"] = apis[0]
+    if capability.shape.request is not None:
+        given |= {"server": f"{DIRECT}{name}", "tool": name}
+        given["request"] = checks.direct_request(capability.shape.request, capability.shape.input)
+    given.pop("input", None)
     if capability.shape.transport == "sandboxed_exec":
         given.setdefault("timeout_seconds", draft.sandbox.shape.default_timeout_seconds)
         if draft.sandbox.shape.network_enabled and (given.get("tool") or name) in box_makers():
@@ -307,7 +325,7 @@ def _server(draft: Draft, name: str, shape: schema.ServerEntry) -> ServerSpec:
     return ServerSpec(
         name=name,
         command=tuple(shape.command or ()),
-        url=shape.url,
+        url=shape.address,
         env=dict(shape.env),
         cwd=cwd,
         resources=tuple(shape.resources),
@@ -324,6 +342,70 @@ def _server(draft: Draft, name: str, shape: schema.ServerEntry) -> ServerSpec:
         network=shape.network,
         limits=checks.server_limits(shape.limits),
     )
+
+
+def _api(draft: Draft, server: ServerSpec, shape: schema.ServerEntry) -> ServerSpec:
+    """The server with its OpenAPI document: a file, or what was fetched of a URL and accepted."""
+    if shape.openapi is None:
+        return server
+    if shape.openapi.startswith(("http://", "https://")):
+        return replace(
+            server, openapi=str(kept_document(_gateway(draft).state, server.name)), openapi_url=shape.openapi
+        )
+    pins = shape.pins if "pins" in shape.model_fields_set else "first_use"  # the file is the operator's own
+    return replace(server, openapi=str(paths.resolve(shape.openapi, draft.base)), pins=pins)
+
+
+def kept_document(state: Path, server: str) -> Path:
+    """Where a document lies that was fetched."""
+    return state / "openapi" / f"{server}.json"
+
+
+def _drafted(draft: Draft, servers: Mapping[str, ServerSpec], written: Mapping[str, Contract]) -> dict[str, Contract]:
+    """A contract for each operation of an HTTP API that none was written for: GET and HEAD read, all others write."""
+    out: dict[str, Contract] = {}
+    described = {name: spec for name, spec in servers.items() if spec.openapi is not None}
+    if described:
+        from ringfence.upstream.openapi import document  # noqa: PLC0415 - most configurations have no HTTP API
+    for name, spec in described.items():
+        assert spec.openapi is not None
+        where = (*draft.servers[name].where, "openapi")
+        try:
+            found = document.read(document.read_file(Path(spec.openapi)))
+        except FileNotFoundError:
+            if spec.openapi_url is None:
+                draft.problem(where, f"there is no file {spec.openapi}")
+            else:
+                text = f"{spec.openapi_url} was not fetched yet: `ringfence check --accept` fetches it, and shows it"
+                draft.warn(where, text, key=False)
+            continue
+        except (OSError, document.BadDocument) as exc:
+            draft.problem(where, f"{spec.openapi} cannot be used: {exc}")
+            continue
+        meant = {contract.tool for contract in written.values() if contract.server == name}
+        for operation in found.operations:
+            if operation.name in meant:
+                continue
+            taken = operation.name in written or operation.name in out or operation.name in declarable_tools()
+            called = f"{name}_{operation.name}" if taken else operation.name
+            if called in written or called in out:
+                draft.warn(where, f"{operation.name} is left out: its name is taken; write a capability for it")
+                continue
+            given = {"transport": "direct", "server": name, "tool": operation.name, "secrets": list(spec.secrets)}
+            out[called], _ = contract.build(called, {**given, "mode": "read" if operation.reads else "write"})
+        if found.left_out:
+            first = f"{found.left_out[0][0]}: {found.left_out[0][1]}"
+            draft.warn(where, f"{len(found.left_out)} of its operations cannot be called; the first is {first}")
+    return out
+
+
+def _requests(contracts: Mapping[str, Contract]) -> dict[str, ServerSpec]:
+    """Requests that capabilities declare have no server; what answers them is named after the capability."""
+    return {
+        each.server: ServerSpec(each.server, url=base_of(each.request), direct=each.request, pins="first_use")
+        for each in contracts.values()
+        if each.request is not None and each.server is not None
+    }
 
 
 def _packaged(server: ServerSpec, shape: schema.PackagesSection | None, state: Path) -> ServerSpec:

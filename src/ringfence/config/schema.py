@@ -224,6 +224,20 @@ class ServerEntry(Shape):
     start_timeout_seconds: Annotated[float, Field(gt=0, le=600)] = 30.0
     meant: ClassVar[dict[str, str]] = {"args": "command", "timeout_seconds": "start_timeout_seconds"}
 
+    @property
+    def address(self) -> str | None:
+        """Where requests to it go, if it runs elsewhere."""
+        return self.url if self.openapi is None else self.base_url
+
+
+class RequestSection(Shape):
+    method: Method
+    url: Annotated[str, AfterValidator(validators.request_url)]
+    query: dict[str, str] = {}
+    headers: dict[Annotated[str, AfterValidator(validators.header)], str] = {}
+    body: Any = None
+    placeholders: ClassVar[dict[str, Any]] = {"method": "GET", "url": "http://localhost/"}
+
 
 class CommandsSection(Shape):
     allow: list[ProgramName] | None = None
@@ -313,6 +327,9 @@ class CapabilityEntry(Shape):
     place: Condition | None = None
     meta: list[MetaKey] = []
     record: Literal["facts", "full"] = "facts"
+    request: RequestSection | None = None
+    input: dict[str, Any] | None = None
+    meant: ClassVar[dict[str, str]] = {"http": "request", "input_schema": "input"}
 
 
 class NetworkEntry(Shape):

@@ -170,6 +170,14 @@ def url(text: str) -> str:
     return text
 
 
+def request_url(text: str) -> str:
+    """The URL of a request, with places for arguments in its path: `https://api.example/items/{id}`."""
+    url(re.sub(r"\{\w+\}", "x", text))
+    if not text.isascii():
+        raise ValueError("a URL has ASCII characters alone: encode the others")
+    return text
+
+
 FROM_ENVIRONMENT = "env"
 """In the place of a collector's address: OpenTelemetry's own variables say it."""
 

@@ -268,7 +268,28 @@ class Contract:
     meta: tuple[str, ...] = ()
     """Keys of a call's `_meta` that may reach the server."""
     record: Literal["facts", "full"] = "facts"
+    request: DirectRequest | None = None
+    """Where the transport is direct and no server is named."""
     digest: str = ""
+
+    @property
+    def is_served(self) -> bool:
+        """Whether something outside carries it out: a server, or an HTTP API."""
+        return self.transport is not Transport.SANDBOXED_EXEC
+
+
+@plain
+class DirectRequest:
+    """The one HTTP request that a capability makes by itself, without any server of ours. `{name}` stands for an
+    argument."""
+
+    method: str
+    url: str
+    query: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: Any = None
+    input: Json | None = None
+    """The JSON Schema of its arguments; None: every place is a text that must be given."""
 
 
 @plain
@@ -680,6 +701,17 @@ class ServerSpec:
     """The limits of its box that are not the usual ones, by the names of `box.Limits`."""
     secrets: tuple[str, ...] = ()
     packages: PackageSpec | None = None
+    openapi: str | None = None
+    """The file with the OpenAPI document of an HTTP API, whose base URL is `url`."""
+    openapi_url: str | None = None
+    """Where that file is fetched from, by `ringfence check --accept`."""
+    direct: DirectRequest | None = None
+    """The one request of a capability that needs no server; its origin is `url`."""
+
+    @property
+    def is_api(self) -> bool:
+        """Whether it is an HTTP API, which speaks no MCP."""
+        return self.openapi is not None or self.direct is not None
 
     @property
     def keeps_nothing(self) -> bool:

@@ -261,7 +261,7 @@ _OPERATOR = {
     "bad_network": ("The network's definition is invalid.", "Correct it under `networks:`."),
     "no_network": ("There is no network with that name.", "Define it under `networks:`."),
     "no_network_control": ("Its network access cannot be restricted.", "Run it in a box."),
-    "no_transport": ("That transport is not available.", "Use another one."),
+    "no_transport": ("The server is not of the kind that the transport says.", "Correct the transport."),
     "no_server": ("There is no such server.", "Define it under `servers:`."),
     "no_isolation": ("The backend does not provide the isolation that the contract requires.", "Use another backend."),
     # secrets

@@ -99,6 +99,7 @@ def build(name: str, given: Mapping[str, Any]) -> tuple[Contract, list[ContractP
         place=given.get("place"),
         meta=tuple(given.get("meta") or ()),
         record=given.get("record") or "facts",
+        request=given.get("request"),
     )
     return sealed(contract), list(_contradictions(contract))
 
@@ -117,6 +118,8 @@ def sealed(contract: Contract) -> Contract:
     """The contract with the digest of everything else in it."""
     fields = asdict(contract)
     del fields["digest"]
+    if contract.request is None:
+        del fields["request"]
     return replace(contract, digest=canonical.digest(fields))
 
 
@@ -395,7 +398,7 @@ class Catalog:
             own = self._own.get(contract.name) or _no_backend(contract.name)
             # Its schemas are ours, and compiled for the first call: a run of one program calls one tool.
             return own if isinstance(own, Refused) else Capability(contract, own)
-        if contract.transport is Transport.MCP:
+        if contract.is_served:
             server = contract.server or self._server_of(contract)
             if isinstance(server, Refused):
                 return server

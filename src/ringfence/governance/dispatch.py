@@ -62,11 +62,14 @@ class Dispatcher:
         if contract.transport is Transport.SANDBOXED_EXEC:
             self._require_executor(contract).check(call, contract)  # and where policy wants a sandbox, this is one
             return
-        if contract.transport is not Transport.MCP:
-            raise Unavailable("no_transport", f"transport {contract.transport} is not available")
         spec = self.targets.servers.get(contract.server or "")
         if spec is None:
             raise Unavailable("no_server", f"{contract.name} names no server that is configured")
+        if (contract.transport is Transport.DIRECT) is not spec.is_api:
+            kind = "is an HTTP API" if spec.is_api else "is a server of MCP"
+            raise Unavailable(
+                "no_transport", f"{contract.name} has transport {contract.transport}, and {spec.name} {kind}"
+            )
         if contract.secrets:
             self._check_secrets(call, contract, spec)
         if spec.placement == "session":
@@ -155,7 +158,7 @@ class Dispatcher:
 
     def lasts(self, contract: Contract, decision: Decision | None) -> Literal["call", "server"] | None:
         """How long what a call of a server changes is there, where that is in the server's box alone."""
-        if contract.transport is not Transport.MCP or contract.mode is Mode.READ:
+        if not contract.is_served or contract.mode is Mode.READ:
             return None
         spec, fresh = self._answering(contract, decision)
         if spec is None or effects.effects_of_server(spec, self.targets.servers.values()):
@@ -173,7 +176,7 @@ class Dispatcher:
         """The server that answers, placed and with the mounts as for this call, and whether it is started for it
         alone."""
         spec = self.targets.servers.get(contract.server or "")
-        if contract.transport is not Transport.MCP or spec is None:
+        if not contract.is_served or spec is None:
             return None, False
         mounts = _mounts(contract, spec)
         fresh = mounts is not None or (decision is not None and decision.sandbox)

@@ -85,9 +85,7 @@ def unlabelled_ways_out(capabilities: Iterable[Capability]) -> list[str]:
         f"capability {each.contract.name!r} takes {', '.join(found)} and is never labelled {SINK}: what was read can"
         " leave by it unasked; label it, at least where a condition says so"
         for each in every
-        if each.contract.transport is Transport.MCP
-        and SINK not in _said(each.contract)
-        and (found := _addresses(each.definition))
+        if each.contract.is_served and SINK not in _said(each.contract) and (found := _addresses(each.definition))
     ]
 
 

@@ -419,7 +419,7 @@ class Guard:
 
     def _unforged(self, item: _Item) -> None:
         # First, while what hides in a key has not been escaped: it is ours if it would look like one of ours.
-        if item.contract.transport is not Transport.MCP:
+        if not item.contract.is_served:
             return
         places = item.encoded.count(b'"_meta"')
         if places < 2:  # a look at the one place spares a walk through all

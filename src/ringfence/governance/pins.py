@@ -14,7 +14,7 @@ from functools import partial
 
 from ringfence.core import canonical
 from ringfence.core.errors import StoreError
-from ringfence.core.model import Contract, Definition, Json, ServerSpec, Transport
+from ringfence.core.model import Contract, Definition, Json, ServerSpec
 from ringfence.governance.contract import GONE, Standing
 from ringfence.governance.drift import Drift
 from ringfence.governance.guard import Guard
@@ -146,7 +146,7 @@ class DefinitionPins:
     def uses(self, server: str) -> Callable[[Definition], bool]:
         """Tells which of a server's definitions the configuration offers; the others are neither accepted nor kept."""
         spec = self._servers[server]
-        contracts = [c for c in self._contracts.values() if c.transport is Transport.MCP]
+        contracts = [c for c in self._contracts.values() if c.is_served]
         tools = {c.tool for c in contracts if c.server in (None, server)}
         return lambda d: d.name in tools if d.kind == "tool" else allowed_item(spec, "prompt", d.name)
 
@@ -168,6 +168,8 @@ class DefinitionPins:
                     fresh.append(definition)
             elif old.digest != definition.digest and (place not in known or known[place].digest != definition.digest):
                 changed.append((old, definition))
+        if self._servers[server].direct is not None:  # the operator's own words, which are in force as they stand
+            fresh, changed = [*fresh, *(new for _, new in changed)], []
         if fresh and self._servers[server].pins == "first_use":
             await self._accept_at_first_use(server, fresh, rows)
         if changed:

@@ -212,7 +212,11 @@ def connect(spec: ServerSpec, means: Means, consent: Consent) -> Connection:
     """A connection to a server. Nothing is started or sent yet."""
     launch, credentials, check, floods = means
     link: ServerLink = StdioLink(spec, launch, floods)
-    if spec.url is not None:
+    if spec.is_api:
+        from ringfence.upstream.openapi.link import ApiLink  # noqa: PLC0415 - for HTTP APIs alone
+
+        link = ApiLink(spec, credentials if spec.secrets else None, check, floods)
+    elif spec.url is not None:
         from ringfence.upstream.http import HttpLink  # noqa: PLC0415 - with a client of HTTP, for remote servers alone
 
         link = HttpLink(spec.name, spec.url, credentials if spec.secrets else None, check, floods)

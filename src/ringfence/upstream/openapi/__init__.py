@@ -1,0 +1,1 @@
+"""HTTP APIs as servers: an OpenAPI document becomes tools, and a call of one becomes one HTTP request."""
