@@ -332,6 +332,7 @@ NOT_BUILT = {
 
 
 REQUEST = "transport: direct, request: {method: GET, url: 'https://h/{a}'}"
+DIRECT = "capabilities: {{a: {{transport: direct, request: {{method: GET, {}}}}}}}"
 NO_REQUEST = {
     "servers: {s: {openapi: a.json}}": "1:11: missing key 'base_url'",
     "servers: {s: {openapi: a.json, base_url: 'https://h'}}": "1:24: there is no file",
@@ -342,9 +343,9 @@ NO_REQUEST = {
     f"capabilities: {{a: {{{REQUEST}, tool: b}}}}": "1:85: a capability with a request has no tool",
     f"capabilities: {{a: {{{REQUEST}, input: {{type: strnig}}}}}}": "1:92: this schema cannot be used",
     f"capabilities: {{a: {{{REQUEST}, input: {{properties: {{b: {{}}}}}}}}}}": "1:48: the request has a place for 'a'",
-    "capabilities: {a: {transport: direct, request: {method: GET, url: 'https://{h}/'}}}": "1:48: the host",
-    "capabilities: {a: {transport: direct, request: {method: GET, url: 'https://h/', headers: {Host: x}}}}": "1:48: the head",
-    "capabilities: {a: {transport: direct, request: {method: GET, url: 'https://h/', body: x}}}": "1:48: a GET has no",
+    DIRECT.format("url: 'https://{h}/'"): "1:48: the host of a request is fixed",
+    DIRECT.format("url: 'https://h/', headers: {Host: x}"): "1:48: the header Host is not set",
+    DIRECT.format("url: 'https://h/', body: x"): "1:48: a GET has no body",
 }
 
 
