@@ -1,0 +1,288 @@
+"""Containers without a daemon: an OCI bundle, started straight from here by a program that takes one. What those
+programs share; `oci` and `gvisor` have what differs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import socket
+import tempfile
+from abc import ABC, abstractmethod
+from asyncio.subprocess import Process
+from collections.abc import Sequence
+from pathlib import Path
+
+from ringfence.core.aio import shielded
+from ringfence.core.box import Limits
+from ringfence.core.errors import Unavailable
+from ringfence.core.model import Json
+from ringfence.core.record import plain
+from ringfence.sandbox.guests.bundle import ContainerIds
+from ringfence.sandbox.guests.engine import Abilities, Guest, GuestShape, GuestUsage
+from ringfence.sandbox.guests.holding import ContainerHolder, Lent
+from ringfence.sandbox.guests.link import Link
+from ringfence.sandbox.process.cgroups.cgroup import Cgroups, Counted, Group, GroupPool, sweep
+from ringfence.sandbox.process.cgroups.hierarchy import Systemd
+from ringfence.sandbox.process.ids import Block, take_block
+
+SEARCH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_END_SECONDS = 15.0
+_LAST_WORDS = 2000
+
+
+@plain
+class Parts:
+    """What one container is made of, besides the processes in it."""
+
+    name: str
+    shape: GuestShape
+    ids: ContainerIds
+    group: Group
+    taken: Limits
+    """The limits that the group was taken with."""
+    bundle: Path
+    root: str
+    """Where the program finds its root."""
+    lent: Sequence[Lent]
+
+
+class ContainerEngine(ABC):
+    """Starts containers by one of some programs."""
+
+    name: str
+    level: str
+    abilities: Abilities
+    remedy: str
+    """How to get one of the programs."""
+
+    def __init__(self, programs: Sequence[str]) -> None:
+        self._programs = programs
+        """The first that is there is used."""
+        self._opening = asyncio.Lock()
+        self._groups: GroupPool | None = None
+        self._holder: ContainerHolder | None = None
+        self._blocks: list[Block] = []
+        self._free: list[ContainerIds] = []
+        self._folder: Path | None = None
+        self.program = ""
+        self.version = ""
+
+    # ── What differs ──
+
+    @abstractmethod
+    def slack(self, limits: Limits) -> Limits:
+        """The limits of the group while the program starts a container."""
+
+    @abstractmethod
+    def configuration(self, parts: Parts) -> Json: ...
+
+    @abstractmethod
+    async def run(self, parts: Parts, stream: socket.socket) -> Process:
+        """Start the program, which ends with the container. It writes its words to a pipe."""
+
+    @abstractmethod
+    def guest(self, parts: Parts, process: Process, stream: socket.socket) -> Container: ...
+
+    # ── What is there ──
+
+    async def open(self) -> None:
+        async with self._opening:
+            if self._holder is not None:
+                return
+            found = [path for name in self._programs if (path := shutil.which(name, path=SEARCH)) is not None]
+            if not found:
+                names = " or ".join(self._programs)
+                raise Unavailable("no_backend", f"backend {self.name} needs {names}: {self.remedy}")
+            self.program = found[0]
+            self.version = await _version(self.program)
+            if os.geteuid() != 0:
+                text = f"backend {self.name} as an ordinary user is not built yet; run as root, or use process"
+                raise Unavailable("no_backend", text)
+            cgroups = await asyncio.to_thread(Cgroups.detect, manager=Systemd())
+            lacking = {name: why for name, why in cgroups.why.items() if name in ("memory", "pids")}
+            if lacking:
+                whys = "; ".join(f"{name}: {why}" for name, why in lacking.items())
+                text = f"backend {self.name} limits containers by control groups, and has none here ({whys})"
+                raise Unavailable("no_backend", f"{text}; `ringfence host` says what to do about it")
+            sweep(cgroups)
+            self._groups = GroupPool(cgroups)
+            folder = _new_folder(self.name)
+            try:
+                self._holder = await ContainerHolder.start(folder, [self.program, "--root", str(folder / "run")])
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+            self._folder = folder
+
+    # ── A container ──
+
+    async def start(self, shape: GuestShape) -> Guest:
+        await self.open()
+        assert self._holder is not None and self._groups is not None and self._folder is not None
+        name = f"box-{secrets.token_hex(8)}"
+        ids = self._take_ids()
+        taken = self.slack(shape.limits)
+        group: Group | None = None
+        bundle = self._folder / "bundles" / name
+        ours, theirs = socket.socketpair()
+        process: Process | None = None
+        try:
+            root, lent = await self._holder.show(name, shape, ids.user)
+            group = self._groups.take(taken, pauses=True)
+            if group is None:
+                raise Unavailable("no_box", "there is no control group for a container")
+            parts = Parts(name, shape, ids, group, taken, bundle, root, lent)
+            bundle.mkdir(mode=0o711)
+            (bundle / "config.json").write_text(json.dumps(self.configuration(parts)))
+            await self._holder.owe(name)
+            process = await self.run(parts, theirs)
+            theirs.close()
+            return self.guest(parts, process, ours)
+        except BaseException:
+            ours.close()
+            theirs.close()
+            if process is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+            if group is not None:
+                self._give_back(group, taken)
+            self._free.append(ids)
+            shutil.rmtree(bundle, ignore_errors=True)
+            await self._holder.settle(name)
+            raise
+
+    def words(self, *words: str) -> list[str]:
+        """A command of the program, within the holder's view."""
+        assert self._holder is not None and self._folder is not None
+        return self._holder.inside(self.program, "--root", str(self._folder / "run"), *words)
+
+    def _take_ids(self) -> ContainerIds:
+        if not self._free:
+            block = take_block()
+            self._blocks.append(block)
+            self._free += [ContainerIds(block.base, block.base + number) for number in range(1, block.size)]
+        return self._free.pop(0)
+
+    def _give_back(self, group: Group, taken: Limits) -> None:
+        assert self._groups is not None
+        with contextlib.suppress(OSError):
+            self._groups.give_back(group, taken, reaped=True, removed=lambda: None)
+
+    async def removed(self, parts: Parts) -> None:
+        """Take back what a container had that has ended."""
+        self._give_back(parts.group, parts.taken)
+        self._free.append(parts.ids)
+        shutil.rmtree(parts.bundle, ignore_errors=True)
+        if self._holder is not None:
+            await self._holder.settle(parts.name)
+
+    async def close(self) -> None:
+        if self._groups is not None:
+            self._groups.close()
+        if self._holder is not None:
+            await self._holder.close()
+            self._holder = None
+        for block in self._blocks:
+            block.release()
+        self._blocks = []
+        self._free = []
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+
+class Container(ABC):
+    """One container."""
+
+    hardens: Json | None
+    hands_over: bool
+
+    def __init__(self, engine: ContainerEngine, parts: Parts, process: Process, stream: socket.socket) -> None:
+        self.stream = stream
+        self.link: Link | None = None
+        self.limits = parts.shape.limits
+        self.group = parts.group
+        self.parts = parts
+        self.trouble: list[str] = []
+        self.first = 0
+        """Its first process, by its number on the host; 0: not known yet."""
+        self._engine = engine
+        self._process = process
+        self._words = bytearray()
+        loop = asyncio.get_running_loop()
+        self._gone: asyncio.Task[None] = loop.create_task(self._wait())
+        self.ended: asyncio.Future[str] = loop.create_future()
+
+    async def _wait(self) -> None:
+        assert self._process.stdout is not None
+        while data := await self._process.stdout.read(4096):
+            self._words += data
+            del self._words[:-_LAST_WORDS]
+        await self._process.wait()
+        self._close_stream()
+        if not self.ended.done():
+            self.ended.set_result(self._words.decode("utf-8", "replace").strip() or "it ended")
+
+    @abstractmethod
+    def settle(self) -> None: ...
+
+    @abstractmethod
+    def look(self) -> None: ...
+
+    @property
+    @abstractmethod
+    def isolation(self) -> Json: ...
+
+    @abstractmethod
+    def usage(self) -> GuestUsage | None: ...
+
+    def counted(self) -> Counted:
+        return self.group.count()
+
+    def _close_stream(self) -> None:
+        if self.link is not None:
+            self.link.close()
+        else:
+            self.stream.close()
+
+    async def pause(self) -> None:
+        self.group.freeze()
+
+    async def resume(self) -> None:
+        self.group.thaw()
+
+    def kill(self) -> None:
+        self._close_stream()
+        with contextlib.suppress(OSError):
+            self.group.kill()
+
+    async def remove(self) -> Sequence[str]:
+        self.group.count()
+        self.kill()
+        try:
+            async with asyncio.timeout(_END_SECONDS):
+                await asyncio.shield(self._gone)
+        except TimeoutError:
+            self.trouble.append("the container did not end when it was killed")
+            return self.trouble
+        await shielded(asyncio.ensure_future(self._engine.removed(self.parts)))
+        return self.trouble
+
+
+def _new_folder(name: str) -> Path:
+    """What a supervisor keeps of its containers: every user may pass through it, and look at nothing."""
+    folder = Path(tempfile.mkdtemp(prefix=f"ringfence-{name}-"))
+    folder.chmod(0o711)
+    for each in ("view", "bundles", "run"):
+        (folder / each).mkdir(mode=0o711)
+    return folder
+
+
+async def _version(program: str) -> str:
+    process = await asyncio.create_subprocess_exec(program, "--version", stdout=asyncio.subprocess.PIPE)
+    told, _ = await process.communicate()
+    return told.decode("utf-8", "replace").partition("\n")[0].replace(" version ", " ")
