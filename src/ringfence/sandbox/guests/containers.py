@@ -35,7 +35,7 @@ _LAST_WORDS = 2000
 
 
 @plain
-class Parts:
+class ContainerParts:
     """What one container is made of, besides the processes in it."""
 
     name: str
@@ -78,14 +78,14 @@ class ContainerEngine(ABC):
         """The limits of the group while the program starts a container."""
 
     @abstractmethod
-    def configuration(self, parts: Parts) -> Json: ...
+    def configuration(self, parts: ContainerParts) -> Json: ...
 
     @abstractmethod
-    async def run(self, parts: Parts, stream: socket.socket) -> Process:
+    async def run(self, parts: ContainerParts, stream: socket.socket) -> Process:
         """Start the program, which ends with the container. It writes its words to a pipe."""
 
     @abstractmethod
-    def guest(self, parts: Parts, process: Process, stream: socket.socket) -> Container: ...
+    def guest(self, parts: ContainerParts, process: Process, stream: socket.socket) -> Container: ...
 
     # ── What is there ──
 
@@ -135,7 +135,7 @@ class ContainerEngine(ABC):
             group = self._groups.take(taken, pauses=True)
             if group is None:
                 raise Unavailable("no_box", "there is no control group for a container")
-            parts = Parts(name, shape, ids, group, taken, bundle, root, lent)
+            parts = ContainerParts(name, shape, ids, group, taken, bundle, root, lent)
             bundle.mkdir(mode=0o711)
             (bundle / "config.json").write_text(json.dumps(self.configuration(parts)))
             await self._holder.owe(name)
@@ -172,7 +172,7 @@ class ContainerEngine(ABC):
         with contextlib.suppress(OSError):
             self._groups.give_back(group, taken, reaped=True, removed=lambda: None)
 
-    async def removed(self, parts: Parts) -> None:
+    async def removed(self, parts: ContainerParts) -> None:
         """Take back what a container had that has ended."""
         self._give_back(parts.group, parts.taken)
         self._free.append(parts.ids)
@@ -201,7 +201,7 @@ class Container(ABC):
     hardens: Json | None
     hands_over: bool
 
-    def __init__(self, engine: ContainerEngine, parts: Parts, process: Process, stream: socket.socket) -> None:
+    def __init__(self, engine: ContainerEngine, parts: ContainerParts, process: Process, stream: socket.socket) -> None:
         self.stream = stream
         self.link: Link | None = None
         self.limits = parts.shape.limits

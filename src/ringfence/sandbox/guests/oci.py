@@ -14,7 +14,7 @@ from dataclasses import replace
 from ringfence.core.box import Limits
 from ringfence.core.model import Json
 from ringfence.sandbox.guests.bundle import TEMPORARY, configuration
-from ringfence.sandbox.guests.containers import SEARCH, Container, ContainerEngine, Parts
+from ringfence.sandbox.guests.containers import SEARCH, Container, ContainerEngine, ContainerParts
 from ringfence.sandbox.guests.engine import LINK, USER, Abilities, GuestUsage
 from ringfence.sandbox.guests.on_host import disk, namespaces, number_inside, uid
 from ringfence.sandbox.process.box_usage import descendants, with_uncounted
@@ -43,10 +43,10 @@ class OciEngine(ContainerEngine):
     def slack(self, limits: Limits) -> Limits:
         return replace(limits, processes=limits.processes + _SLACK)
 
-    def configuration(self, parts: Parts) -> Json:
+    def configuration(self, parts: ContainerParts) -> Json:
         return configuration(parts.shape, parts.root, parts.lent, parts.ids, parts.group.place)
 
-    async def run(self, parts: Parts, stream: socket.socket) -> Process:
+    async def run(self, parts: ContainerParts, stream: socket.socket) -> Process:
         words = self.words("run", "--preserve-fds", "1", "--bundle", str(parts.bundle), parts.name)
         # A shell moves the stream to where the program expects what it is to pass on. The other descriptors are never
         # those of a file of the host, not even of /dev/null: crun gives what it finds there to the container's user.
@@ -59,14 +59,14 @@ class OciEngine(ContainerEngine):
             env={"PATH": SEARCH},
         )
 
-    def guest(self, parts: Parts, process: Process, stream: socket.socket) -> OciGuest:
+    def guest(self, parts: ContainerParts, process: Process, stream: socket.socket) -> OciGuest:
         return OciGuest(self, parts, process, stream)
 
 
 class OciGuest(Container):
     """One container. Its first process is the agent."""
 
-    def __init__(self, engine: OciEngine, parts: Parts, process: Process, stream: socket.socket) -> None:
+    def __init__(self, engine: OciEngine, parts: ContainerParts, process: Process, stream: socket.socket) -> None:
         super().__init__(engine, parts, process, stream)
         shape, limits = parts.shape, self.limits
         self.hardens = {
