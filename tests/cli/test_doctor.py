@@ -13,8 +13,9 @@ from ringfence import config
 from ringfence.cli import doctor
 from ringfence.cli.main import command_line
 from ringfence.compose.runs import make_executor
+from ringfence.core.box import BACKENDS
 from ringfence.core.errors import Unavailable
-from ringfence.doctor import CATALOGUE, CaseResult, SuiteReport
+from ringfence.doctor import CATALOGUE, CLASSES, Case, CaseResult, SuiteReport
 from ringfence.doctor.control import ControlBackend, ControlLauncher
 from tests.gateways import run
 
@@ -64,9 +65,34 @@ def test_a_table_is_for_people() -> None:
 @pytest.mark.usefixtures("boxes")
 def test_every_backend_that_is_there_is_a_list() -> None:
     shown = run("doctor", "--all", "--case", FIRST.id, "--no-control", "--json")
-    named = [report["backend"] for report in json.loads(shown.stdout)]
-    assert named in (["process"], ["process", "oci"])
-    assert "microvm: " in shown.stderr and shown.returncode == 0
+    told = {report["backend"]: report for report in json.loads(shown.stdout)}
+    assert set(told) == set(BACKENDS) and told["process"]["kept"] == 1 and shown.returncode == 0
+    for name, report in told.items():
+        if "cases" not in report:
+            assert report == {"backend": name, "level": BACKENDS[name], "missing": report["missing"]}
+            assert report["missing"] and f"{name}: {report['missing']}" in shown.stderr
+
+
+def test_all_backends_are_one_table() -> None:
+    second = next(case for case in CATALOGUE if case.kind != FIRST.kind)
+    kept = SuiteReport("process", HOST, (CaseResult(FIRST, "ENOENT", "succeeded", True), result(second, None)))
+    broken = SuiteReport("oci", HOST, (result(FIRST, False), result(second, True)))
+    shown = doctor.compared([kept, broken], [("gvisor", "runsc is missing: apt install \x1brunsc")])
+    lines = shown.splitlines()
+    assert lines[0] == "on Linux 6.0 x86_64, as root"
+    assert [line.split() for line in lines[2:6]] == [
+        ["backend", "level", FIRST.kind, second.kind, "all"],
+        ["process", "process", "1", "0/0/1", "1/0/1"],
+        ["oci", "process", "0/1!/0", "1", "1/1!/0"],
+        ["gvisor", "gvisor", "-", "-", "not", "here"],
+    ]
+    assert f"{FIRST.kind} {CLASSES[FIRST.kind]}" in lines[7]
+    assert f"BROKEN {FIRST.id}: {FIRST.tried}" in lines and f"  {second.id}: the host has none" in lines
+    assert lines[-1].startswith("  gvisor: runsc is missing: apt install") and "\x1b" not in shown
+
+
+def result(case: Case, kept: bool | None) -> CaseResult:
+    return CaseResult(case, "x", "x", kept, "the host has none" if kept is None else "")
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def check(
 
     The exit code is 1 if there is any problem: in the file, in its policy files, or if configuration, policy, state,
     keys or the code of a server lie in a folder that a server or box may write to. Warnings are printed, and do not
-    count.
+    count: among them is what this host lacks for the boxes that calls will need, which is tried.
 
     \b
     ringfence check                          check ./ringfence.yaml
@@ -104,7 +104,7 @@ def _read(path: Path) -> tuple[Config | None, list[Json]]:
     except ConfigError as exc:
         return None, [_problem(each, "error") for each in exc.problems]
     overlaps = config.overlaps(settings)
-    warnings = (*settings.warnings, *config.doubts(settings), *_ways_out(settings))
+    warnings = (*settings.warnings, *config.doubts(settings), *_ways_out(settings), *_lacking(settings))
     said = [_problem(each, "warning") for each in warnings] + [_problem(each, "error") for each in overlaps]
     return None if overlaps else settings, said
 
@@ -121,6 +121,22 @@ def _ways_out(settings: Config) -> list[Problem]:
         return []
     offered = catalog.offered(settings.environment)
     return [Problem(str(settings.path), 1, 1, text) for text in flow.unlabelled_ways_out(offered)]
+
+
+def _lacking(settings: Config) -> list[Problem]:
+    """What this host lacks for the boxes that calls of it will need."""
+    from ringfence.compose import lacking  # noqa: PLC0415 - a file with a problem needs none of it
+    from ringfence.compose.runs import own_contracts  # noqa: PLC0415 - likewise
+
+    if not own_contracts(settings):
+        return []
+    texts = []
+    missing = common.run(lacking.of_backend, settings)
+    if missing is not None:
+        texts.append(f"no box can be made here: sandbox.backend {settings.sandbox.backend}: {missing}")
+    refused = common.run(lacking.of_capabilities, settings)
+    texts += [f"every call of {name!r} will be refused: {why}" for name, why in refused.items()]
+    return [Problem(str(settings.path), 1, 1, text) for text in texts]
 
 
 def _problem(problem: Problem, severity: str) -> Json:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import field, replace
 
 import anyio
 import typer
 
 from ringfence.cli import common, options
-from ringfence.cli.terminal import cut, safe, word
+from ringfence.cli.terminal import cut, safe, table, word
+from ringfence.compose import lacking
 from ringfence.compose.examined import keep
 from ringfence.compose.runs import make_executor
 from ringfence.config.settings import SandboxSettings
@@ -34,7 +35,7 @@ _WORDS = {True: "kept", False: "BROKEN", None: "n/a"}
 
 def doctor(
     backend: str | None = typer.Option(None, "--backend", metavar="B", help="What makes the boxes."),
-    every: bool = typer.Option(False, "--all", help="Every backend that can make boxes here."),
+    every: bool = typer.Option(False, "--all", help="Every backend, in one table; why one cannot make boxes here."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON: an object, or with --all a list of them."),
     classes: str | None = typer.Option(None, "--class", metavar="F,K", help=f"Only these classes: {_CLASSES}."),
     only: list[str] | None = typer.Option(None, "--case", metavar="ID", help="Only this case. May be repeated."),
@@ -73,6 +74,7 @@ def doctor(
     ringfence doctor --server                the same, as MCP servers in their boxes
     ringfence doctor --class K,N             the kernel's surface and the network
     ringfence doctor --case F01 --json       one case, for a program
+    ringfence doctor --all --class F,N       two classes on every backend, in one table
     """
     if every and backend is not None:
         common.fail("--all and --backend exclude each other", _USAGE)
@@ -86,17 +88,24 @@ def doctor(
     options = Options(chosen, controls=control, given_up=wanted.accept_missing)
     within = InSession if session else placement.InServer if server else None
     reports, missing = common.run(_examine, _named(wanted, every), options, within)
-    if cases == CATALOGUE and control:
+    whole = cases == CATALOGUE
+    if whole and control:
         place = "session" if session else "server" if server else "box"
         for report in reports:
             keep(settings.gateway.state, report.as_json(), place)
-    if not as_json:
+    if as_json and every:
+        common.dump([*(report.as_json() for report in reports), *map(_absent, missing)])
+    elif as_json and reports:
+        common.dump(reports[0].as_json())
+    elif every:
+        print(compared(reports, missing))
+    else:
         for report in reports:
             print(text(report))
-    elif reports:
-        common.dump([report.as_json() for report in reports] if every else reports[0].as_json())
-    for name, problem in missing:
+    for name, problem in missing if as_json or not every else ():
         print(safe(f"{name}: {problem}"), file=sys.stderr)
+    for name, problem in common.run(lacking.of_capabilities, settings).items() if whole else ():
+        print(safe(f"every call of {name!r} will be refused: {problem}"), file=sys.stderr)
     if not reports:
         raise typer.Exit(_UNAVAILABLE)
     raise typer.Exit(_BROKEN if any(report.broken for report in reports) else 0)
@@ -126,11 +135,7 @@ class _Backend:
 
 def _named(sandbox: SandboxSettings, every: bool) -> list[_Backend]:
     names = [*BACKENDS] if every else [sandbox.backend]
-    return [_Backend(name, _with(sandbox, name)) for name in names]
-
-
-def _with(sandbox: SandboxSettings, name: str) -> SandboxSettings:
-    return sandbox if sandbox.backend == name else SandboxSettings(backend=name, accept_missing=sandbox.accept_missing)
+    return [_Backend(name, replace(sandbox, backend=name)) for name in names]
 
 
 async def _examine(
@@ -191,6 +196,12 @@ def _progress(total: int) -> Iterator[Callable[[CaseResult], None]]:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
+def _absent(missing: tuple[str, str]) -> Json:
+    """The place in the list of a backend that makes no boxes here."""
+    name, why = missing
+    return {"backend": name, "level": BACKENDS.get(name), "missing": why}
+
+
 # ── For people ────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -209,6 +220,39 @@ def text(report: SuiteReport) -> str:
     lines += _reasons(report)
     lines += ["", *_protections(report.isolation), "", _summary(report)]
     return "\n".join(lines)
+
+
+def compared(reports: Sequence[SuiteReport], missing: Sequence[tuple[str, str]]) -> str:
+    """One table: the classes of promises by backend, what is broken in full, and why the rest is not there."""
+    lines = []
+    if reports:
+        host = reports[0].host
+        lines = [safe(f"on {host['system']} {host['kernel']} {host['machine']}, as {host['user']}"), ""]
+    tried = {result.case.kind for report in reports for result in report.results}
+    kinds = [kind for kind in CLASSES if kind in tried]
+    rows = [
+        [report.backend, BACKENDS.get(report.backend, ""), *(_counts(report, kind) for kind in kinds), _counts(report)]
+        for report in reports
+    ]
+    rows += [[name, BACKENDS.get(name, ""), *("-" for _ in kinds), "not here"] for name, _ in missing]
+    lines += [table(["backend", "level", *kinds, "all"], rows), ""]
+    lines.append("kept, or kept/BROKEN/not counted; " + ", ".join(f"{kind} {CLASSES[kind]}" for kind in kinds))
+    for report in reports:
+        for result in report.results:
+            if result.kept is False:
+                lines += ["", safe(report.backend), *_in_full(result)]
+        if reasons := _reasons(report):
+            lines += ["", safe(f"{report.backend}: {reasons[1]}"), *reasons[2:]]
+    if missing:
+        lines += ["", "not here", *(safe(f"  {name}: {why}") for name, why in missing)]
+    return "\n".join(lines)
+
+
+def _counts(report: SuiteReport, kind: str | None = None) -> str:
+    """Of one class, or of all: how many were kept; where others were not, also how many were broken and not counted."""
+    found = [result.kept for result in report.results if kind in (None, result.case.kind)]
+    kept, broken, left = (sum(each is value for each in found) for value in (True, False, None))
+    return str(kept) if kept == len(found) else f"{kept}/{f'{broken}!' if broken else 0}/{left}"
 
 
 def _row(result: CaseResult, width: int) -> str:

@@ -38,7 +38,7 @@ ProgramTimeout = Annotated[
 
 # ── The box ───────────────────────────────────────────────────────────────────────────────────────
 
-Backend = Annotated[str | None, typer.Option("--backend", metavar="B", help="What makes the box: process.")]
+Backend = Annotated[str | None, typer.Option("--backend", metavar="B", help="What makes the box, by name, or auto.")]
 Template = Annotated[
     str | None,
     typer.Option(

@@ -14,6 +14,8 @@ from ringfence.core.errors import Unavailable
 from ringfence.core.record import plain
 
 if TYPE_CHECKING:
+    from ringfence.compose.choosing import ChosenBackend
+    from ringfence.compose.probes import Makers
     from ringfence.core.ports import Backend
     from ringfence.doctor.placement import StayingBackend
     from ringfence.sandbox.guests.backend import GuestBackend
@@ -63,6 +65,10 @@ class BackendRow:
     """Whether its boxes can stay."""
     elsewhere: bool = False
     """Whether it also serves systems other than Linux."""
+    general: bool = True
+    """Whether its boxes run what other boxes run. One that runs Python alone, say, is not chosen by `auto`."""
+    probe_seconds: float = 120.0
+    """How long a first box may take, with all that is made ready for it, until it is given up."""
 
 
 ROWS: Mapping[str, BackendRow] = {
@@ -81,7 +87,9 @@ def make_backend(settings: SandboxSettings, state: Path | None = None, *, keep_r
 
     Raises Unavailable, naming what is missing.
     """
-    row = _row(settings.backend)
+    if settings.backend == "auto":
+        return chosen_backend(settings, state, keep_ready=keep_ready)
+    row = row_of(settings.backend)
     if not row.elsewhere and (missing := system.no_boxes()) is not None:
         raise Unavailable("no_backend", missing)
     return row.make(settings, state, keep_ready)
@@ -89,18 +97,36 @@ def make_backend(settings: SandboxSettings, state: Path | None = None, *, keep_r
 
 def make_staying_backend(settings: SandboxSettings, state: Path | None = None) -> StayingBackend:
     """The same, for boxes that stay. Raises Unavailable where those of this backend do not."""
-    if not _row(settings.backend).stays:
+    if not boxes_stay(settings):
         raise Unavailable("no_backend", f"boxes of backend {settings.backend} do not stay yet; those of process do")
     return cast("StayingBackend", make_backend(settings, state))
 
 
+def chosen_backend(
+    settings: SandboxSettings, state: Path | None, own: Backend | None = None, *, keep_ready: int | None = None
+) -> ChosenBackend:
+    """Boxes by whatever backend a spec names, or is strong enough for it; by `own` where that will do."""
+    from ringfence.compose.choosing import ChosenBackend  # noqa: PLC0415 - most boxes are the configuration's
+
+    return (
+        own if isinstance(own, ChosenBackend) else ChosenBackend(settings, state, makers(), own, keep_ready=keep_ready)
+    )
+
+
+def makers() -> Makers:
+    """All of the above, for what chooses among them."""
+    from ringfence.compose.probes import Makers  # noqa: PLC0415 - as above
+
+    return Makers(ROWS, row_of, make_backend)
+
+
 def boxes_stay(settings: SandboxSettings) -> bool:
     """Whether boxes of the backend that the configuration names can stay."""
-    row = ROWS.get(settings.backend)
-    return row is None or row.stays
+    return settings.backend == "auto" or row_of(settings.backend).stays
 
 
-def _row(name: str) -> BackendRow:
+def row_of(name: str) -> BackendRow:
+    """Raises Unavailable for a name that is none, or of what is not built."""
     if name in ROWS:
         return ROWS[name]
     what = "is not built yet" if name in NOT_BUILT else f"does not exist; there are {', '.join((*BACKENDS, 'auto'))}"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import ringfence
-from ringfence.compose.backends import make_staying_backend, templates
+from ringfence.compose.backends import chosen_backend, make_staying_backend, templates
 from ringfence.config import paths
 from ringfence.config.settings import SandboxSettings
 from ringfence.core import canonical
@@ -123,11 +123,13 @@ def main() -> None:
     async def open_sessions() -> AsyncIterator[SessionManager]:
         state = Path(folder).parent
         backend = make_staying_backend(settings, state)
+        chosen = chosen_backend(settings, state, backend)
         try:
             rules = keeper_rules(settings)
             serve = _serve_by(_installer(state, backend, settings))
-            yield await SessionManager.open(backend, state / "sessions", rules, serve, peer_uid)
+            yield await SessionManager.open(chosen, state / "sessions", rules, serve, peer_uid)
         finally:
+            await chosen.close()
             await backend.close()
 
     home = KeeperFolder(Path(folder), tuple(map(Path, sockets)))

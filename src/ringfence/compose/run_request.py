@@ -46,6 +46,7 @@ class RunRequest:
     template: str | None = None
     image: str | None = None
     """An image that is the root of its box: `packages.images.library` says how one is named."""
+    backend: str | None = None
     layout: Layout | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
 
@@ -75,6 +76,7 @@ class RunRequest:
             "listen": self.listen if self.listen is None or isinstance(self.listen, str) else dict(self.listen),
             "template": self.template,
             "image": self.image,
+            "backend": self.backend,
             "memory_layout": self.layout,
             "metadata": dict(self.metadata),
         }

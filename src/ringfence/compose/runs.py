@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ringfence import identity
 from ringfence.audit.signing import signing_key
-from ringfence.compose.backends import boxes_stay, make_backend, templates
+from ringfence.compose.backends import boxes_stay, chosen_backend, make_backend, templates
 from ringfence.compose.run_request import RunRequest
 from ringfence.compose.secrets import ConfiguredSecrets, redacted_logs
 from ringfence.config import paths
@@ -87,7 +87,9 @@ def make_executor(settings: SandboxSettings, state: Path | None = None, *, keep_
     backend = make_backend(settings, state, keep_ready=keep_ready)
     given = provision(settings)
     if state is None:
-        return Executor(backend, replace(given, lives=None))
+        executor = Executor(backend, replace(given, lives=None))
+        executor.others = lambda: chosen_backend(settings, None, backend)
+        return executor
 
     def keeper() -> KeeperClient:
         from ringfence.compose.keeper import keeper_of  # noqa: PLC0415 - a single run keeps no session
@@ -101,6 +103,7 @@ def make_executor(settings: SandboxSettings, state: Path | None = None, *, keep_
         return PackageService(state, backend, settings)
 
     executor = Executor(backend, given) if given.lives is None else Executor(backend, given, keeper)
+    executor.others = lambda: chosen_backend(settings, state, backend)
     executor.installer = installer
     executor.images = lambda: installer().images
     return executor

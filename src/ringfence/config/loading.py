@@ -527,6 +527,7 @@ def _image(name: str | None, base: Path) -> str | None:
 def _sandbox(shape: schema.SandboxSection, base: Path) -> SandboxSettings:
     return SandboxSettings(
         backend=shape.backend,
+        max_start_ms=shape.max_start_ms,
         default_timeout_seconds=shape.default_timeout_seconds,
         max_cpu_cores=shape.max_cpu_cores,
         max_memory_mb=shape.max_memory_mb,

@@ -506,6 +506,7 @@ class SandboxSection(Shape):
     backend: Literal["process", "wasm", "oci", "gvisor", "docker", "microvm", "firecracker", "microsandbox", "auto"] = (
         "process"
     )
+    max_start_ms: Annotated[float, Field(ge=1, le=600_000)] = 500.0
     default_timeout_seconds: Annotated[float, Field(ge=1, le=86_400)] = 30.0
     max_cpu_cores: Annotated[float, Field(gt=0, le=1024)] = 1.0
     max_memory_mb: Annotated[int, Field(ge=64, le=16_777_216), Mebibytes] = 256

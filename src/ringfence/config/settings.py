@@ -158,6 +158,8 @@ class SandboxSettings:
     """One of the engine's runtimes; None: its default."""
     docker_ready: int = 2
     """Containers that wait for a program."""
+    max_start_ms: float = 500.0
+    """How long a warm start may take of what `auto` chooses."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ BACKENDS: Mapping[str, str] = {
     "microsandbox": "microvm",
 }
 """What makes boxes, by name, and the level of each. Besides, `auto` chooses one of them."""
-NOT_BUILT = frozenset(("wasm", "gvisor", "microvm", "firecracker", "microsandbox", "auto"))
+NOT_BUILT = frozenset(("wasm", "gvisor", "microvm", "firecracker", "microsandbox"))
 CAN_DO_WITHOUT = ("landlock",)
 """The protections that an operator may give up by name; without any of the others there is no box."""
 
@@ -339,6 +339,10 @@ class BoxSpec:
     """Whether programs in it may install packages by themselves. Python then looks for them in that place, too."""
     root: Path | None = None
     """A host folder with an unpacked image that is its root, read-only, instead of the host's system; for commands."""
+    level: str = "process"
+    """The weakest of LEVELS that its box may have."""
+    backend: str | None = None
+    """What is to make it, by name; None: what the configuration names."""
     image: ImageRoot | None = None
     """An image as its root, with what is known of it: Python programs run with the image's own interpreter."""
 

@@ -308,6 +308,14 @@ class Backend(Protocol):
         ...
 
 
+class ChoosingBackend(Backend, Protocol):
+    """Makes boxes by any backend of this host, as specs name one or the weakest level that may serve."""
+
+    def check(self, level: str, asked: str | None) -> None:
+        """Raises Unavailable where it is known already that there can be no such box."""
+        ...
+
+
 @runtime_checkable
 class WarmableBackend(Protocol):
     """A backend that can have boxes ready before they are asked for."""

@@ -97,6 +97,10 @@ class StaySpec:
     """A host folder with an unpacked image that is its root, read-only, instead of the host's system; for commands."""
     image: ImageRoot | None = None
     """An image as its root, with what is known of it: cells and programs run with the image's own interpreter."""
+    level: str = "process"
+    """The weakest of LEVELS that its box may have."""
+    backend: str | None = None
+    """What is to make it, by name; None: what the configuration names."""
     has_input: bool = False
     """It has a folder for inputs even where none are given, for those of a snapshot."""
 

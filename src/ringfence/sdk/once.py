@@ -16,7 +16,6 @@ from typing import Any, Literal, TypedDict, Unpack
 
 from ringfence.compose.run_request import RunRequest
 from ringfence.core.box import Input, Layout, Limits, Mount
-from ringfence.core.errors import Unavailable
 from ringfence.core.model import Outcome
 from ringfence.sandbox.tools.limits import limits_problem
 from ringfence.sdk import engine
@@ -44,6 +43,7 @@ class OnceOptions(TypedDict, total=False):
     image: str
     """A container image as its root: of a registry, ./PATH of an OCI layout, archive or folder, or a sha256:…"""
     backend: str
+    """What makes its box, by name, or `auto`; default: what your configuration names."""
     timeout: float
     """Seconds."""
     envs: Mapping[str, str]
@@ -101,7 +101,7 @@ async def run_request(wanted: RunRequest, on_stdout: OnOutput | None, on_stderr:
 
 
 def request_of(code: str, options: OnceOptions) -> RunRequest:
-    """Raises TypeError or ValueError for options that make no sense, Unavailable for a backend that is not there."""
+    """Raises TypeError or ValueError for options that make no sense."""
     output = options.get("output")
     return RunRequest(
         code=code,
@@ -118,6 +118,7 @@ def request_of(code: str, options: OnceOptions) -> RunRequest:
         output=None if output is None else engine.named(output, "no_output"),
         template=options.get("template"),
         image=image_of(options),
+        backend=options.get("backend"),
         layout=options.get("memory_layout"),
         metadata=options.get("metadata") or {},
     )
@@ -133,9 +134,7 @@ def known(options: Mapping[str, Any], kind: Any) -> None:
 
 
 def limits_of(options: Mapping[str, Any]) -> dict[str, float | int]:
-    """The limits that the options name. Raises ValueError, Unavailable."""
-    if options.get("backend") not in (None, "process"):
-        raise Unavailable("no_backend", f"sandbox backend {options['backend']} is not built yet")
+    """The limits that the options name. Raises ValueError."""
     limits = options.get("limits")
     problem = limits_problem(limits) if limits is not None else None
     if problem is not None:

@@ -76,6 +76,7 @@ class SandboxOptions(ConnectOptions, total=False):
     image: str
     """A container image as its root: of a registry, ./PATH of an OCI layout, archive or folder, or a sha256:…"""
     backend: str
+    """What makes its box, by name, or `auto`; default: what your configuration names."""
     envs: Mapping[str, str]
     metadata: Mapping[str, str]
     """Labels of your own; policy can see them as `args.metadata`."""
@@ -406,6 +407,7 @@ def _opening(options: SandboxOptions) -> Json:
         listen=listen_of(options),
         secrets=list(secrets_of(options)) or None,
         setup=options.get("setup"),
+        backend=options.get("backend"),
         memory_layout=options.get("memory_layout"),
         snapshot=None if snapshot is None else _reference(snapshot),
         lifetime_seconds=_span(options, "lifetime"),

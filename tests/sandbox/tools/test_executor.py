@@ -218,5 +218,5 @@ def test_what_the_backend_gives_is_enough(isolation: Any) -> None:
 
 
 def test_the_refusal_names_what_is_missing() -> None:
-    with pytest.raises(Unavailable, match="demands isolation microvm, and backend process gives process"):
+    with pytest.raises(Unavailable, match="demands isolation microvm: there is no backend here but process, which"):
         fake()[0].check(make_call("x", {"code": "1"}), replace(PYTHON, isolation="microvm"))

@@ -17,6 +17,7 @@ from ringfence.core.model import Answer, Call, Contract, Grant, Json, Status
 from ringfence.core.ports import (
     Access,
     Backend,
+    ChoosingBackend,
     Images,
     InstalledPackages,
     PackageInstaller,
@@ -60,11 +61,14 @@ class Executor:
         """Installs packages for boxes, when some are wanted; None: nothing can be installed."""
         self.images: Callable[[], Images] | None = None
         """Finds images that are to be roots of boxes; None: there are none."""
+        self.others: Callable[[], ChoosingBackend] | None = None
+        """Makes boxes where a contract asks for a stronger one, or a caller for another backend; None: nothing does."""
         self.networks: Mapping[str, str] | None = None
         """The network that the contract of each capability names now; None: contracts do not change here."""
         self.handed_over: frozenset[str] = frozenset()
         """Sessions of programs that their user handed to the agents of this process."""
         self._keeper = keeper
+        self._other: ChoosingBackend | None = None
         self._session_executor: SessionExecutor | None = None
 
     @property
@@ -84,12 +88,7 @@ class Executor:
             )
         if makes_box(call, contract):
             self._check_box(call, contract)
-        if LEVELS.index(contract.isolation) > LEVELS.index(self.provision.level):
-            raise Unavailable(
-                "no_isolation",
-                f"{contract.name} demands isolation {contract.isolation}, and backend {self.backend.name}"
-                f" gives {self.provision.level}",
-            )
+            self._check_backend(call, contract)
         wide = call.attached is not None
         request.check(call, KIT[contract.tool].choices(wide=wide) if call.kind == "tool" else ())
         if request.template(call, contract) not in self.provision.templates:
@@ -113,8 +112,36 @@ class Executor:
             asked = () if call.attached is not None else tuple(call.arguments.get("packages") or ())
             self._installer().check(asked, self.provision.installable)
 
-    def isolation(self) -> Json:
+    # ── Which backend ──
+
+    def _by_other(self, call: Call, contract: Contract) -> bool:
+        """Whether its box is made by another backend than the configuration's."""
+        asked = call.arguments.get("backend") or self.backend.name
+        return asked != self.backend.name or _stronger(contract.isolation, self.provision.level)
+
+    def _check_backend(self, call: Call, contract: Contract) -> None:
+        if self._by_other(call, contract):
+            try:
+                self._others().check(contract.isolation, call.arguments.get("backend"))
+            except Unavailable as exc:
+                text = f"{contract.name} demands isolation {contract.isolation}: {exc.message}"
+                raise Unavailable(exc.reason_code, text) from None
+
+    def _others(self) -> ChoosingBackend:
+        if self._other is None:
+            if self.others is None:
+                text = f"there is no backend here but {self.backend.name}, which gives {self.provision.level}"
+                raise Unavailable("no_isolation", text)
+            self._other = self.others()
+        return self._other
+
+    def _backend(self, call: Call, contract: Contract) -> Backend:
+        return self._others() if self._by_other(call, contract) else self.backend
+
+    def isolation(self, contract: Contract) -> Json:
         """The `isolation` fact of a box that is yet to be made."""
+        if _stronger(contract.isolation, self.provision.level):
+            return {"backend": "auto", "level": contract.isolation}
         return {"backend": self.backend.name, "level": self.provision.level}
 
     def environment(self, call: Call, contract: Contract) -> Json:
@@ -132,7 +159,7 @@ class Executor:
             if needs_session(grant.call, grant.contract):
                 with WorkProgress():
                     sessions = self._sessions()
-                answer = await sessions.run(grant, self.isolation(), screen)
+                answer = await sessions.run(grant, self.isolation(grant.contract), screen)
             else:
                 answer = await self._run_in_box(grant, screen)
         finally:
@@ -150,7 +177,8 @@ class Executor:
             wanted = wanted if installed is None else replace(wanted, packages=(installed.folder,))
             if grant.contract.commands is not None:
                 wanted = replace(wanted, programs=request.programs(grant))
-        return await in_fresh_box(self.backend, grant, wanted, installed, screen, self.isolation())
+        backend = self._backend(grant.call, grant.contract)
+        return await in_fresh_box(backend, grant, wanted, installed, screen, self.isolation(grant.contract))
 
     # ── What a box that is made has ──
 
@@ -250,8 +278,14 @@ class Executor:
     async def close(self) -> None:
         """End every box. Sessions stay: they belong to their keeper."""
         await self.backend.close()
+        if self._other is not None and self._other is not self.backend:
+            await self._other.close()
         if self._session_executor is not None:
             await self._session_executor.close()
+
+
+def _stronger(level: str, than: str) -> bool:
+    return LEVELS.index(level) > LEVELS.index(than)
 
 
 def _keep_promised(answer: Answer, tool: Tool) -> None:
@@ -273,6 +307,8 @@ class _Reach(NamedTuple):
     secrets: SessionSecrets | None
     outside: Outside
     owner: Owner
+    level: str
+    """What its box is, of LEVELS."""
 
 
 class SessionExecutor:
@@ -395,7 +431,10 @@ class SessionExecutor:
         writes = info.keeps or any(mount.get("mode") == "rw" for mount in info.isolation.get("mounts") or ())
         sets_up = (info.isolation.get("template") or {}).get("setup") == "user"
         outside = Outside(bool(info.network), writes, sets_up)
-        self._known[info.id] = _Reach(info.network, info.rules, info.opened_by, info.secrets, outside, info.owner)
+        level = str(info.isolation.get("level", "process"))
+        self._known[info.id] = _Reach(
+            info.network, info.rules, info.opened_by, info.secrets, outside, info.owner, level
+        )
 
     async def _check_reach(self, task: Task, tool: Tool) -> None:
         """Before anything runs in a session, decide anew which network and secrets it may use. Raises Refused,
@@ -405,6 +444,12 @@ class SessionExecutor:
         if not forks and (not runs or "session" not in task.given):
             return
         reach = await self._reach(task.owner, task.session)
+        demanded = task.grant.contract.isolation
+        if _stronger(demanded, reach.level):
+            text = (
+                f"{task.grant.contract.name} demands isolation {demanded}, and session {task.session} has {reach.level}"
+            )
+            raise Unavailable("no_isolation", f"{text}: open one by a capability that demands it, too")
         try:
             self._check_network(reach)
         except Refused:

@@ -49,6 +49,7 @@ _IN_A_SESSION = (
     "secrets",
     "template",
     "image",
+    "backend",
     "memory_layout",
     "listen",
     "name",
@@ -208,6 +209,8 @@ def spec(
         network=route.serve,
         installs=_installs(route),
         listening=_listening(contract, given),
+        level=contract.isolation,
+        backend=given.get("backend"),
         root=None if image is None else image.folder,
         image=image,
     )
@@ -288,6 +291,8 @@ def session(
         listening=_listening(contract, wanted),
         root=None if image is None else image.folder,
         image=image,
+        level=contract.isolation,
+        backend=wanted.get("backend"),
     )
     return SessionSpec(
         stay=stay,

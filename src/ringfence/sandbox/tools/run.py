@@ -74,6 +74,7 @@ _WIDE: Json = {
     **ACCESS,
     "template": TEXT,
     "image": TEXT,
+    "backend": TEXT,
     "memory_layout": {"enum": ["shared", "fresh"]},
     "metadata": TEXTS,
     "cwd": TEXT,

@@ -62,6 +62,7 @@ _OPENING_WIDE: Json = {
     "retain": {"enum": ["none", "output"]},
     **ACCESS,
     "image": TEXT,
+    "backend": TEXT,
     "memory_layout": {"enum": ["shared", "fresh"]},
     "inputs": {"type": "array", "items": DIGEST},
 }

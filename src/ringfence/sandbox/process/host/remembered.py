@@ -18,8 +18,10 @@ import stat
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from ringfence.core import system
+from ringfence.core.model import Json
 from ringfence.sandbox.process.host.capabilities import Tested
 
 NAME = "selftest.json"
@@ -45,34 +47,52 @@ _OF_US = ("Uid:", "Gid:", "Groups:", "Cap", "NoNewPrivs:", "Seccomp")
 
 def recall(folder: Path, grounds: str) -> Tested | None:
     """The result that was kept for these grounds, if it still holds."""
-    boot = system.boot()
     try:
-        descriptor = os.open(folder / NAME, os.O_RDONLY | system.PRIVATE | system.UNHURRIED)
-        with open(descriptor, "rb") as file:
-            info = os.fstat(descriptor)
-            if not stat.S_ISREG(info.st_mode) or system.stranger(info) or system.open_to_others(info, 0o077):
-                return None
-            kept = json.loads(file.read(_MAX_BYTES))
-        age = system.uptime() - kept["uptime"]
-        if boot is None or kept["boot"] != boot or kept["grounds"] != grounds or not 0 <= age <= KEPT_SECONDS:
+        kept = written(folder, NAME)
+        if not holds(kept, grounds, KEPT_SECONDS):
             return None
         return Tested({str(name): bool(on) for name, on in kept["found"].items()}, str(kept["at"]), frozenset())
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None  # there is none, or none that we wrote: the test is made again
 
 
+def written(folder: Path, name: str) -> Any:
+    """What we wrote into a file of this name. Raises OSError, ValueError where nobody did, or somebody else."""
+    descriptor = os.open(folder / name, os.O_RDONLY | system.PRIVATE | system.UNHURRIED)
+    with open(descriptor, "rb") as file:
+        info = os.fstat(descriptor)
+        if not stat.S_ISREG(info.st_mode) or system.stranger(info) or system.open_to_others(info, 0o077):
+            raise ValueError(f"{name} is not ours alone")
+        return json.loads(file.read(_MAX_BYTES))
+
+
+def stamp(grounds: str) -> Json:
+    """When something was found out, and what it rests on."""
+    return {"boot": system.boot(), "uptime": system.uptime(), "grounds": grounds}
+
+
+def holds(kept: Json, grounds: str, seconds: float) -> bool:
+    """Whether what has such a stamp may still be believed, for so long. Raises LookupError, TypeError."""
+    same = kept["boot"] is not None and kept["boot"] == system.boot() and kept["grounds"] == grounds
+    return same and 0 <= system.uptime() - kept["uptime"] <= seconds
+
+
 def keep(folder: Path, grounds: str, tested: Tested) -> None:
     """Keep a result in which nothing was missing. Where that fails, the next one makes the test again."""
     if tested.left_out or not all(tested.found.values()) or system.boot() is None:
         return
-    kept = {"boot": system.boot(), "uptime": system.uptime(), "grounds": grounds}
-    text = json.dumps(kept | {"at": tested.at, "found": dict(tested.found)})
-    made = folder / f".{NAME}.{secrets.token_hex(6)}"
+    write(folder, NAME, stamp(grounds) | {"at": tested.at, "found": dict(tested.found)})
+
+
+def write(folder: Path, name: str, kept: Json) -> None:
+    """Put it into a file that only we can read, whole or not at all. Where that fails, it is not kept."""
+    text = json.dumps(kept)
+    made = folder / f".{name}.{secrets.token_hex(6)}"
     with contextlib.suppress(OSError):
         descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | system.PRIVATE, 0o600)
         with open(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
-        made.replace(folder / NAME)
+        made.replace(folder / name)
 
 
 def grounds(besides: Iterable[str]) -> str:
@@ -96,13 +116,16 @@ def _of_host() -> Iterable[str]:
 
 
 def _of_code() -> Iterable[str]:
-    """The interpreter and what makes boxes, by size and time: an upgrade or an edit changes both."""
-    places = [str(system.interpreter())]
-    for folder, _, names in os.walk(_CODE):
-        places += (f"{folder}/{name}" for name in names if name.endswith(".py"))
-    for place in sorted(places):
+    """The interpreter and what makes boxes: an upgrade or an edit changes their size and time."""
+    for place in sorted((str(system.interpreter()), *modules(_CODE))):
         info = os.stat(place)
         yield f"{place} {info.st_dev} {info.st_ino} {info.st_size} {info.st_mtime_ns}"
+
+
+def modules(code: str) -> Iterable[str]:
+    """Every module below a folder."""
+    for folder, _, names in os.walk(code):
+        yield from (f"{folder}/{name}" for name in names if name.endswith(".py"))
 
 
 def _text(path: str) -> str:
