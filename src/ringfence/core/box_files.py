@@ -253,9 +253,9 @@ class BoxFiles(Protocol):
         """One folder, such as a volume's, which may be a file system of its own."""
         ...
 
-    def output(self, max_bytes: int) -> AbstractContextManager[int]:
-        """Its output folder, or a copy of it for so long, as an open folder of this host. Raises OSError, too; a copy
-        has what the box has, up to so much."""
+    def output(self, max_bytes: int, left_out: dict[str, str]) -> AbstractContextManager[int]:
+        """Its output folder, or a copy of it for so long, as an open folder of this host. Raises OSError, too. A copy
+        has up to so much; what it lacks goes into `left_out`, with the reason."""
         ...
 
     def add_inputs(self, inputs: tuple[Input, ...]) -> None:

@@ -22,6 +22,12 @@ from tests import tooling
 MIB = 1024 * 1024
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every way to the files of a box behaves the same."""
+    if "space" in metafunc.fixturenames:
+        metafunc.parametrize("space", ["descriptor", "guest"], indirect=True)
+
+
 def member(name: str, data: bytes = b"", **more: Any) -> tuple[tarfile.TarInfo, bytes]:
     info = tarfile.TarInfo(name)
     info.size = len(data)
@@ -232,7 +238,7 @@ def test_more_than_is_allowed_is_refused(space: Workspace, work: Path) -> None:
     records = tarfile.TarInfo.create_pax_global_header({"comment": "x"}) * 999
     with pytest.raises(Refused, match="more than 100 files"):
         unpack(space, records + archive(member("x")))
-    assert os.listdir(work / "in") == []
+    assert [*(work / "in").glob("*")] == []
 
 
 def test_files_and_folders_in_each_others_place_are_found_before_anything_moves(space: Workspace, work: Path) -> None:
@@ -261,7 +267,7 @@ def test_a_source_that_fails_is_heard_and_leaves_nothing(space: Workspace, work:
 
     with pytest.raises(ConnectionResetError):
         space.unpack("in", pieces(), max_bytes=MIB, max_files=10)
-    assert os.listdir(work / "in") == []
+    assert [*(work / "in").glob("*")] == []
 
 
 NAMES = st.sampled_from(["a", "b", "a/b", "a/b/c", "./a", "../x", "/x", "a/../b", "b/c/d", ".", ""])

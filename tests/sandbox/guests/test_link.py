@@ -7,11 +7,8 @@ import hashlib
 import json
 import os
 import signal
-import socket
 import struct
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -19,27 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence.core.errors import Unavailable
-from ringfence.sandbox.guests.backend import agent_code
-from ringfence.sandbox.guests.engine import BOOT, LINK
 from ringfence.sandbox.guests.link import CREDIT, GuestGone, GuestOrder, Link, collected, first_words
+from tests.sandbox.guests.agents import agent
 
 pytestmark = pytest.mark.anyio
-
-
-@asynccontextmanager
-async def agent(*, compiled: bool = True, python: str = sys.executable, **told: Any) -> AsyncIterator[Link]:
-    ours, theirs = socket.socketpair()
-    moved = f'exec "$@" {LINK}<&0 0</dev/null'
-    words = ("sh", "-c", moved, "sh", python, "-I", "-S", "-c", BOOT)
-    process = await asyncio.create_subprocess_exec(*words, stdin=theirs.fileno())
-    theirs.close()
-    env = {"PATH": os.environ["PATH"]}
-    link = await Link.over(ours, first_words(agent_code(compiled=compiled), {"env": env, **told}, b""))
-    try:
-        yield link
-    finally:
-        link.close()
-        await process.wait()
 
 
 def captured(channel: GuestOrder) -> dict[bytes, bytearray]:

@@ -81,14 +81,14 @@ def _packed(found: WalkEntry, budget: ReadBudget, left_out: dict[str, str], owne
     entry.mode = stat.S_IMODE(found.info.st_mode) & 0o777
     if found.is_folder:
         entry.type = tarfile.DIRTYPE
-        yield _header(entry)
+        yield member_header(entry)
     elif stat.S_ISLNK(found.info.st_mode):
         entry.type = tarfile.SYMTYPE
         entry.linkname = os.readlink(found.name, dir_fd=found.folder)
         if unfit(entry.linkname) or leads_out(entry.linkname, len(found.parts) - 1):
             left_out[_path(found)] = "it is a link that leads out of the folder"
         else:
-            yield _header(entry)
+            yield member_header(entry)
     elif stat.S_ISREG(found.info.st_mode):
         yield from _packed_file(found, entry, budget, owner)
     else:
@@ -109,7 +109,7 @@ def _packed_file(found: WalkEntry, entry: tarfile.TarInfo, budget: ReadBudget, o
         info = os.fstat(descriptor)
         budget.take(descriptor, info)
         entry.size = left = info.st_size
-        yield _header(entry)
+        yield member_header(entry)
         while left:
             data = os.read(descriptor, min(left, MIB))
             if not data:
@@ -121,7 +121,7 @@ def _packed_file(found: WalkEntry, entry: tarfile.TarInfo, budget: ReadBudget, o
         os.close(descriptor)
 
 
-def _header(entry: tarfile.TarInfo) -> bytes:
+def member_header(entry: tarfile.TarInfo) -> bytes:
     return entry.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
 
 
@@ -281,20 +281,24 @@ def _check_merge(staged: int, folder: int, inside: tuple[str, ...] = ()) -> None
             continue
         path = "/".join((*inside, name))
         if is_folder != stat.S_ISDIR(there.st_mode):
-            raise refusal("exists", f"{path!r} is there already, and is {_other(is_folder)}; remove it first")
-        mounted = f"{path!r} is a mount of the box, which an archive cannot go into; leave it out"
+            raise in_the_way(path, folder=not is_folder)
         if not is_folder:
             if is_mount(folder, name):
-                raise refusal("mounted", mounted)
+                raise mounted(path)
             continue
         with opened(name, FOLDER, staged) as below, opened(name, FOLDER, folder) as target:
             if is_mount(folder, name) and os.listdir(below):
-                raise refusal("mounted", mounted)
+                raise mounted(path)
             _check_merge(below, target, (*inside, name))
 
 
-def _other(is_folder: bool) -> str:
-    return "no folder" if is_folder else "a folder"
+def in_the_way(path: str, *, folder: bool) -> Refused:
+    other = "a folder" if folder else "no folder"
+    return refusal("exists", f"{path!r} is there already, and is {other}; remove it first")
+
+
+def mounted(path: str) -> Refused:
+    return refusal("mounted", f"{path!r} is a mount of the box, which an archive cannot go into; leave it out")
 
 
 def _merge(staged: int, folder: int, owner: int | None) -> None:

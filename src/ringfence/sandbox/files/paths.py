@@ -104,9 +104,14 @@ def _explained(problem: OSError, path: str, root: int) -> Refused:
     number = problem.errno or 0
     if number in (errno.ENOSPC, errno.EDQUOT):
         return _full(path, root)
+    return explained(number, path)
+
+
+def explained(number: int, path: str) -> Refused:
+    """What an error of the kernel about this path says."""
     if number == errno.EAGAIN:
         return changing(path)
-    code, text = _SENTENCES.get(number, ("not_possible", f"cannot be used so: {problem.strerror}"))
+    code, text = _SENTENCES.get(number, ("not_possible", f"cannot be used so: {os.strerror(number)}"))
     return refusal(code, f"{path!r} {text}")
 
 
@@ -141,10 +146,15 @@ def _full(path: str, root: int) -> Refused:
             break
     else:
         room = os.fstatvfs(root)
-    if room.f_files and not room.f_ffree:
-        which = f"the box's limit of {room.f_files} files and folders"
+    return disk_full(path, room.f_blocks * room.f_frsize, room.f_files, room.f_ffree)
+
+
+def disk_full(path: str, size: int, files: int, free: int) -> Refused:
+    """`files`: how many there may be, where that is limited; so many of these are `free`."""
+    if files and not free:
+        which = f"the box's limit of {files} files and folders"
     else:
-        which = f"the box's disk limit of {room.f_blocks * room.f_frsize / MIB:.0f} MiB"
+        which = f"the box's disk limit of {size / MIB:.0f} MiB"
     return Refused(Status.FAILED, "disk", f"{path!r} was not written: {which} is used up; remove files, or raise it")
 
 

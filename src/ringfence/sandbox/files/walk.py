@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import field
 
-from ringfence.core.errors import WorkProgress
+from ringfence.core.errors import Refused, WorkProgress
 from ringfence.core.record import dataclass
 from ringfence.sandbox.files.paths import (
     DEEPEST,
@@ -81,9 +81,7 @@ class Walk:
             for entry in entries:
                 self._seen += 1
                 if self._seen > self.most:
-                    raise refusal(
-                        "too_many", f"there are more than {self.most} files and folders there; name a folder below"
-                    )
+                    raise too_many(self.most)
                 names.append(entry.name)
         for name in sorted(names, key=os.fsencode):
             yield from self._entry(folder, (*inside, name))
@@ -117,14 +115,39 @@ class Walk:
         if len(found.parts) >= self.depth:
             if self.lenient:
                 return None
-            raise refusal("too_deep", f"{_path(found)!r} is deeper than {self.depth} folders; remove or move it")
+            raise too_deep(_path(found), self.depth)
         try:
             with looking_as(self.owner):
                 return os.open(found.name, FOLDER, dir_fd=found.folder)
         except PermissionError:
             if self.lenient:
                 return None
-            raise refusal("no_permission", f"{_path(found)!r} is closed by its permissions; open it (chmod)") from None
+            raise closed(_path(found)) from None
+
+
+def too_many(most: int) -> Refused:
+    return refusal("too_many", f"there are more than {most} files and folders there; name a folder below")
+
+
+def too_deep(path: str, most: int) -> Refused:
+    return refusal("too_deep", f"{path!r} is deeper than {most} folders; remove or move it")
+
+
+def closed(path: str) -> Refused:
+    return refusal("no_permission", f"{path!r} is closed by its permissions; open it (chmod)")
+
+
+def too_large() -> Refused:
+    return refusal(
+        "too_large",
+        "the files are larger together than the disk that they lie on may be, or than was asked for, "
+        "counting holes and each name of a file; remove some",
+    )
+
+
+def filled() -> Refused:
+    text = "the folder is filled as fast as it is emptied; pause the box, or stop what writes to it"
+    return refusal("changing", text)
 
 
 def _path(found: WalkEntry) -> str:
@@ -150,11 +173,7 @@ class ReadBudget:
             left = room.f_blocks * room.f_frsize if self._most is None else self._most
         left -= info.st_size
         if left < 0:
-            raise refusal(
-                "too_large",
-                "the files are larger together than the disk that they lie on may be, or than was asked for, "
-                "counting holes and each name of a file; remove some",
-            )
+            raise too_large()
         self._left[where] = left
 
 
@@ -248,9 +267,7 @@ def _flatten(folder: int) -> None:
                     os.close(below)
         steps += len(names)
         if steps > _MAX_STEPS:
-            raise refusal(
-                "changing", "the folder is filled as fast as it is emptied; pause the box, or stop what writes to it"
-            )
+            raise filled()
 
 
 def _lift(below: int, folder: int) -> int:

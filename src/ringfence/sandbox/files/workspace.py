@@ -396,7 +396,7 @@ class Workspace:
         return OneFolder(self.descriptor, parts if self.places is not None else parts[1:], self.owner)
 
     @contextmanager
-    def output(self, max_bytes: int) -> Iterator[int]:
+    def output(self, max_bytes: int, left_out: dict[str, str]) -> Iterator[int]:
         # No link is followed: the box could have put one in its place.
         with opened(self.kept[0] or ".", FOLDER, self.descriptor) as folder, opened("output", FOLDER, folder) as output:
             yield output
@@ -627,13 +627,13 @@ def _entry(parts: tuple[str, ...], info: os.stat_result, target: str | None) -> 
         path=full_path(names),
         kind=kind,
         bytes=info.st_size if kind == "file" else 0,
-        modified=_time(info.st_mtime_ns),
+        modified=moment(info.st_mtime_ns),
         mode=stat.S_IMODE(info.st_mode),
         target=target,
     )
 
 
-def _time(nanoseconds: int) -> datetime:
+def moment(nanoseconds: int) -> datetime:
     """A box can set any time, even one that no calendar has."""
     try:
         return datetime.fromtimestamp(nanoseconds / 1e9, UTC)

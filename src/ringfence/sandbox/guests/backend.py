@@ -38,6 +38,9 @@ _SHIPPED = (
     "guests.passage",
     "guests.agent",
     "guests.agent_staying",
+    "guests.agent_disk",
+    "guests.agent_files",
+    "guests.agent_watch",
 )
 """Modules that run in a guest, each after those that it needs."""
 _SANDBOX = Path(__file__).parents[1]

@@ -73,13 +73,14 @@ class Artifacts:
             with self._turn:
                 self._count()
             with ExitStack() as stack:
+                left_out: dict[str, str] = {}
                 try:
-                    output = stack.enter_context(files.output(max_bytes))
+                    output = stack.enter_context(files.output(max_bytes, left_out))
                 except FileNotFoundError:
                     return {}
                 except OSError as problem:
                     return {OUTPUT: f"it cannot be read: {problem.strerror}"}
-                return self._keep(id_, _Kept(owner, whole=False), output, max_bytes)
+                return left_out | self._keep(id_, _Kept(owner, whole=False), output, max_bytes)
 
     def _keep(self, id_: str, mine: _Kept, output: int, max_bytes: int) -> dict[str, str]:
         with self._turn:
