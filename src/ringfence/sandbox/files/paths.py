@@ -214,6 +214,11 @@ def full_path(parts: tuple[str, ...]) -> str:
     return "/" + "/".join(parts)
 
 
+def too_long(path: str, size: int, most: int) -> Refused:
+    text = f"{path!r} has {size} bytes, and one read gives {most}; stream it, or read it in parts"
+    return refusal("too_large", text)
+
+
 def outside(path: str) -> Refused:
     return refusal("outside", f"{path!r} is outside of {WORKSPACE}; give a path beneath it, absolute or relative to it")
 

@@ -49,6 +49,7 @@ from ringfence.sandbox.files.paths import (
     parts_of,
     refusal,
     shown,
+    too_long,
 )
 from ringfence.sandbox.files.tree import kind_of, read_tree
 from ringfence.sandbox.files.walk import ReadBudget, Walk, WalkEntry, check_no_mount, remove_entry
@@ -176,8 +177,7 @@ class Workspace:
         with self._reading(path) as (descriptor, size):
             wanted = max(0, size - offset) if length is None else length
             if min(wanted, max(0, size - offset)) > MAX_READ:
-                text = f"{path!r} has {size} bytes, and one read gives {MAX_READ}; stream it, or read it in parts"
-                raise refusal("too_large", text)
+                raise too_long(path, size, MAX_READ)
             return b"".join(_pieces(descriptor, offset, min(wanted, MAX_READ), MIB))
 
     def stream(self, path: str, chunk: int = MIB) -> Generator[bytes, None, None]:

@@ -131,7 +131,7 @@ class Work:
         left = max(0, size - at)
         wanted = left if order["length"] is None else min(order["length"], left)
         if order["most"] is not None and wanted > order["most"]:
-            raise NotDone("long", size=size)
+            raise NotDone("long", size=size, most=order["most"])
         tell({"size": wanted})
         while wanted > 0:
             data = os.pread(descriptor, min(CHUNK, wanted), at)

@@ -106,14 +106,7 @@ class GuestFiles:
         if offset < 0 or (length is not None and length < 0):
             raise refusal("bad_range", f"{path!r}: offset and length must not be negative")
         most = workspace.MAX_READ
-        call = self._call("read", path, offset=offset, length=length, most=most)
-        try:
-            return b"".join(_contents(call, most))
-        except Refused as problem:
-            if problem.reason_code != "long":
-                raise
-            text = f"{path!r} has {problem.message} bytes, and one read gives {most}; stream it, or read it in parts"
-            raise refusal("too_large", text) from None
+        return b"".join(_contents(self._call("read", path, offset=offset, length=length, most=most), most))
 
     def stream(self, path: str, chunk: int = MIB) -> Generator[bytes, None, None]:
         call = self._call("read", path, offset=0, length=None, most=None)

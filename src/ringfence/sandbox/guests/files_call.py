@@ -19,7 +19,7 @@ from ringfence.core.errors import Refused, Unavailable
 from ringfence.core.model import Json, Status
 from ringfence.core.record import plain
 from ringfence.sandbox.files.archive import in_the_way, mounted
-from ringfence.sandbox.files.paths import LONGEST_PATH, changing, disk_full, explained, refusal, shown
+from ringfence.sandbox.files.paths import LONGEST_PATH, changing, disk_full, explained, refusal, shown, too_long
 from ringfence.sandbox.files.walk import closed, filled, too_deep, too_large, too_many
 from ringfence.sandbox.guests.link import GuestGone, GuestOrder, Link
 
@@ -197,8 +197,7 @@ def refused(told: Json, path: str) -> Refused | Unavailable:
     inner = told.get("path")
     where = "/" + shown(inner[:LONGEST_PATH]).lstrip("/") if isinstance(inner, str) else path
     named = shown(inner[:LONGEST_PATH]) if isinstance(inner, str) else path
-    most = told.get("most")
-    number = most if isinstance(most, int) and not isinstance(most, bool) else 0
+    number = _number(told.get("most"))
     words: Mapping[str, Callable[[], Refused | Unavailable]] = {
         "too_many": lambda: too_many(number),
         "too_deep": lambda: too_deep(where, number),
@@ -208,7 +207,7 @@ def refused(told: Json, path: str) -> Refused | Unavailable:
         "filled": filled,
         "in_the_way": lambda: in_the_way(named, folder=told.get("folder") is True),
         "mounted": lambda: mounted(named),
-        "long": lambda: refusal("long", str(told["size"]) if isinstance(told.get("size"), int) else "more"),
+        "long": lambda: too_long(path, _number(told.get("size")), number),
         "other_disk": lambda: refusal("other_disk", path),
         "cut": lambda: Refused(Status.FAILED, "changing", f"{path!r} was not written: its bytes did not come"),
         "many_folders": lambda: refusal(
@@ -219,6 +218,10 @@ def refused(told: Json, path: str) -> Refused | Unavailable:
     }
     made = words.get(word) if isinstance(word, str) else None
     return made() if made is not None else _malformed()
+
+
+def _number(said: object) -> int:
+    return said if isinstance(said, int) and abs(said) < 2**63 else 0
 
 
 def lost(channel: GuestOrder) -> Unavailable:
