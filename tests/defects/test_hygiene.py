@@ -85,6 +85,7 @@ STARTED_AS_PROGRAMS = {
     "ringfence.sandbox.process.host.probe": "tries what boxes need, started by file path",
     "ringfence.doctor.launcher": "makes the namespaces of controls, started by file path",
     "ringfence.sandbox.guests.agent": "sent to a guest, whose first process it is",
+    "ringfence.sandbox.guests.agent_staying": "sent to a guest with the agent",
     "ringfence.sandbox.guests.harden": "sent to a guest with the agent",
     "ringfence.sandbox.guests.passage": "sent to a guest with the agent",
     "ringfence.sandbox.guests.holder": "started beside containers, by file path",

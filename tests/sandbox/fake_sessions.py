@@ -66,8 +66,8 @@ class FakeBox:
     def network_meter(self) -> Callable[[], dict[str, Any] | None]:
         return lambda: None
 
-    async def open_socket(self) -> socket.socket:
-        return socket.socket()
+    async def connect(self, port: int) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", port))
 
     def __init__(self, spec: StaySpec) -> None:
         self.spec = spec

@@ -441,8 +441,9 @@ class StayingBox(Protocol):
         """Its mounts by path: whether it may write to them, and their device and inode."""
         ...
 
-    async def open_socket(self) -> socket:
-        """A socket in its network, not yet connected. Raises Unavailable."""
+    async def connect(self, port: int) -> socket:
+        """A connection to this port on its own loopback; it does not block. Raises OSError where nothing listens there,
+        Unavailable."""
         ...
 
     def network_meter(self) -> Callable[[], dict[str, Any] | None]:

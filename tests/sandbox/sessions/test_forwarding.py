@@ -219,7 +219,7 @@ async def test_a_port_that_boxes_could_not_be_kept_from_does_not_stay_open(monke
                 return announce(address, port)
         return announce(address, port)
 
-    async def no_way() -> socket.socket:
+    async def no_way(port: int) -> socket.socket:
         raise OSError
 
     monkeypatch.setattr(own_ports, "announce", held_by_others)
@@ -258,8 +258,10 @@ async def test_a_client_that_is_gone_gives_its_place_back_though_the_box_holds_o
             await over.wait()
         writer.close()
 
-    async def way() -> socket.socket:
-        return socket.socket()
+    async def way(port: int) -> socket.socket:
+        made = socket.create_connection(("127.0.0.1", port))
+        made.setblocking(False)
+        return made
 
     async with await asyncio.start_server(hold, "127.0.0.1", 0) as box:
         port = box.sockets[0].getsockname()[1]

@@ -293,6 +293,8 @@ class ChannelStreams(AgentChannel):
 
     def _more(self, descriptor: int) -> bool:
         """Pass on what was written; the host gets no more than it has room for. Returns whether there may be more."""
+        if descriptor not in self._reading:
+            return False  # it was closed in the same turn
         if self._credit <= 0 or self._loop.behind:
             self._loop.forget(descriptor)
             self._paused.add(descriptor)
@@ -325,6 +327,9 @@ class ChannelStreams(AgentChannel):
             paused, self._paused = self._paused, set()
             for descriptor in paused:
                 self._read(descriptor, self._reading[descriptor])
+            for descriptor in paused:  # what has nothing to read is not waited for where all is read that is there
+                while descriptor in self._owed and self._more(descriptor):
+                    pass
 
     def _close(self, descriptor: int) -> None:
         self._loop.forget(descriptor)

@@ -7,20 +7,35 @@ import marshal
 import os
 import shutil
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 from ringfence.core.aio import leave, shielded
-from ringfence.core.box import TEMPLATES, BoxReport, BoxSpec, FileFact, ImageRoot, Mount, OnOutput
+from ringfence.core.box import (
+    TEMPLATES,
+    BoxReport,
+    BoxSpec,
+    FileFact,
+    ImageRoot,
+    Input,
+    Mount,
+    OnOutput,
+    Program,
+    Serve,
+    SetUp,
+)
 from ringfence.core.errors import Unavailable, beginning
 from ringfence.core.model import Json, Recheck, always
+from ringfence.core.sessions import StaySpec
 from ringfence.sandbox.files import guarded, inputs
 from ringfence.sandbox.guests.engine import Ability, Guest, GuestEngine, GuestRoot, GuestShape
 from ringfence.sandbox.guests.link import GuestGone, Link, first_words
 from ringfence.sandbox.guests.outlet import GuestOutlet
 from ringfence.sandbox.guests.run import GuestRun
+from ringfence.sandbox.guests.staying import StayingGuest, WhatRuns
 from ringfence.sandbox.process import image_root, mounting
 from ringfence.sandbox.process.host.capabilities import check_spec
 from ringfence.sandbox.process.limit_watch import kernel_cpu_seconds, longest_file
@@ -43,6 +58,8 @@ _SHIPPED = (
     "guests.agent_watch",
 )
 """Modules that run in a guest, each after those that it needs."""
+_NO_SETUP = SetUp()
+_NO_SETUPS: Mapping[str, SetUp] = MappingProxyType({})
 _SANDBOX = Path(__file__).parents[1]
 _BOOT_SECONDS = 60.0
 _BESIDES = 4
@@ -62,10 +79,18 @@ _ENV = {
 class GuestBackend:
     """Boxes that are guests."""
 
-    def __init__(self, engine: GuestEngine, roots: Roots, templates: Mapping[str, tuple[str, ...]] = TEMPLATES) -> None:
+    def __init__(
+        self,
+        engine: GuestEngine,
+        roots: Roots,
+        templates: Mapping[str, tuple[str, ...]] = TEMPLATES,
+        setups: Mapping[str, SetUp] = _NO_SETUPS,
+    ) -> None:
         self._engine = engine
         self._roots = roots
         self._templates = templates
+        self._setups = setups
+        self._staying: set[StayingGuest] = set()
         self._guests: set[Guest] = set()
         self._finding = asyncio.Lock()
         self._found: dict[str | Path, GuestRoot] = {}
@@ -96,7 +121,7 @@ class GuestBackend:
         outlet: NetworkOutlet | None = None
         try:
             if spec.inputs:
-                given, facts = await asyncio.to_thread(_put, spec)
+                given, facts = await asyncio.to_thread(_put, spec.inputs)
             guest = await self._engine.start(GuestShape(root, spec.limits, given, _mounts(spec), placed))
             self._guests.add(guest)
             await self._boot(guest, spec, root)
@@ -129,7 +154,74 @@ class GuestBackend:
         planted = () if before is None else guarded.planted_since(spec.mounts, before)
         return replace(report, isolation=isolation, network=network, planted=planted, trouble=tuple(guest.trouble))
 
+    # ── Boxes that stay ──
+
+    async def open(self, spec: StaySpec, network: Serve | None = None) -> StayingGuest:
+        """A box that stays until it is ended. Raises ValueError, Unavailable."""
+        as_run = _as_run(spec, network)
+        check_spec(as_run, self._templates)
+        inputs.check_inputs(spec.inputs, None)
+        with beginning("the box"):
+            await self._engine.open()
+            self._engine.abilities.require(self.name, "staying")
+            if spec.folders:
+                self._engine.abilities.require(self.name, "folders")
+            self._check(as_run, stays=True)
+            root = await self._root(as_run)
+            return await self._open(spec, as_run, root)
+
+    async def _open(self, spec: StaySpec, as_run: BoxSpec, root: GuestRoot) -> StayingGuest:
+        setup = self._setups.get(spec.template, _NO_SETUP) if spec.root is None else _NO_SETUP
+        given = (*(Input(name, Path(host), links=True) for name, host in setup.files.items()), *spec.inputs)
+        placed = mounting.place(spec.mounts) if spec.mounts else ()
+        folder: Path | None = None
+        guest: Guest | None = None
+        outlet: NetworkOutlet | None = None
+
+        async def remove() -> None:
+            if guest is not None:
+                await shielded(asyncio.ensure_future(self._remove(guest)))
+            if folder is not None:
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+        try:
+            if given or spec.has_input:
+                folder, _ = await asyncio.to_thread(_put, given)
+            shape = GuestShape(root, spec.limits, folder, _mounts(as_run), placed, spec.folders, stays=True)
+            guest = await self._engine.start(shape)
+            self._guests.add(guest)
+            await self._boot(guest, as_run, root)
+            if as_run.network is not None:
+                outlet = await GuestOutlet.of(guest, as_run.network)
+            link = guest.link
+            assert link is not None
+            env = {**(outlet.env if outlet is not None else {}), **setup.env, **spec.env}
+            if spec.packages:
+                env["PYTHONPATH"] = ":".join(filter(None, (env.get("PYTHONPATH"), *map(str, spec.packages))))
+            lacking = image_root.lacks_cells(spec.image) if spec.root is not None else ""
+            setups = tuple(source for source in (setup.source, spec.setup) if source)
+            runs = WhatRuns(root, env, spec.limits, setups, lacking or None)
+            isolation = self._isolation(guest, as_run)
+            if spec.setup is not None:
+                isolation["template"] = {"setup": "user", "started": "exec"}
+            account = Account(spec.limits.memory_bytes)
+            denials = Denials(link.given[0] if link.given else None, account)
+            box = StayingGuest(guest, link, runs, isolation, (denials, account), outlet, remove)
+        except BaseException as problem:
+            if outlet is not None:
+                await outlet.close()
+            await remove()
+            if isinstance(problem, GuestGone):
+                raise Unavailable("no_box", f"the box was gone before anything ran: {problem}") from None
+            raise
+        box.mounted = mounting.held(placed)
+        self._staying.add(box)
+        guest.ended.add_done_callback(lambda _: self._staying.discard(box))
+        return box
+
     async def close(self) -> None:
+        for box in list(self._staying):
+            await box.end()
         for guest in list(self._guests):
             await self._remove(guest)
         await self._engine.close()
@@ -144,10 +236,15 @@ class GuestBackend:
 
     # ── What guests are made of ──
 
-    def _check(self, spec: BoxSpec) -> None:
+    def _check(self, spec: BoxSpec, *, stays: bool = False) -> None:
         """Raises Unavailable for what this backend cannot give: it never gives less instead; ValueError for what no box
         with an image has."""
-        asked = {"named programs": spec.programs is not None, "installs by programs": spec.installs}
+        setup = self._setups.get(spec.template)
+        asked = {
+            "named programs": spec.programs is not None,
+            "installs by programs": spec.installs,
+            "that run one program of a template with set-up": setup is not None and spec.root is None and not stays,
+        }
         lacking = [what for what, wanted in asked.items() if wanted]
         if lacking:
             text = f"backend {self.name} cannot give boxes {', '.join(lacking)} yet; backend process can"
@@ -226,18 +323,42 @@ class GuestBackend:
         return fact
 
 
-def _put(spec: BoxSpec) -> tuple[Path, tuple[FileFact, ...]]:
+def _put(given: Sequence[Input]) -> tuple[Path, tuple[FileFact, ...]]:
     """The inputs in a folder of the host, which the guest sees."""
     folder = Path(tempfile.mkdtemp(prefix="ringfence-input-"))
     folder.chmod(0o755)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        return folder, inputs.put_inputs(descriptor, spec.inputs)
+        return folder, inputs.put_inputs(descriptor, tuple(given))
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     finally:
         os.close(descriptor)
+
+
+def _as_run(spec: StaySpec, network: Serve | None) -> BoxSpec:
+    """Raises ValueError for what no box has."""
+    program = Program("python", (spec.setup or "").encode())
+    if spec.root is not None:
+        program = image_root.COMMANDS
+        if spec.setup is not None and (lacks := image_root.lacks_cells(spec.image)):
+            raise ValueError(f"set-up code cannot run: {lacks}")
+    return BoxSpec(
+        program,
+        spec.limits,
+        layout="fresh",
+        trees=spec.trees,
+        template=spec.template,
+        tenant=spec.tenant,
+        mounts=spec.mounts,
+        packages=spec.packages,
+        installs=spec.installs,
+        listening=spec.listening,
+        root=spec.root,
+        image=spec.image,
+        network=network,
+    )
 
 
 def _mounts(spec: BoxSpec) -> tuple[Mount, ...]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ringfence.core.model import Json
 from ringfence.core.record import plain
+from ringfence.core.sessions import Folder
 from ringfence.sandbox.guests.engine import BOOT, USER, GuestShape
 from ringfence.sandbox.guests.holding import Lent
 
@@ -34,6 +35,7 @@ def configuration(shape: GuestShape, root: str, lent: Sequence[Lent], ids: Conta
     ]
     if shape.input is not None:
         mounts.append(_bind(str(shape.input), "/workspace/input", "ro"))
+    mounts += (_folder(each) for each in shape.folders)
     mounts += (_bind(each.place, each.at, each.mode) for each in lent)
     mapped = [
         {"containerID": 0, "hostID": ids.root, "size": 1},
@@ -70,6 +72,16 @@ def configuration(shape: GuestShape, root: str, lent: Sequence[Lent], ids: Conta
             "readonlyPaths": [],
         },
     }
+
+
+def writable(shape: GuestShape) -> Iterator[str]:
+    """What programs may write to, besides what every box has."""
+    yield from (each.at for each in shape.placed if each.writable)
+    yield from (folder.at for folder in shape.folders if folder.mode == "rw")
+
+
+def _folder(folder: Folder) -> Json:
+    return _mount(folder.at, "tmpfs", "mode=755", f"uid={USER}", f"gid={USER}", f"size={folder.max_bytes}")
 
 
 def _inodes(shape: GuestShape) -> str:

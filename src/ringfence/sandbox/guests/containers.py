@@ -208,6 +208,8 @@ class Container(ABC):
         self.group = parts.group
         self.parts = parts
         self.trouble: list[str] = []
+        self.used = GuestUsage(0, 0.0)
+        """At the last look."""
         self.first = 0
         """Its first process, by its number on the host; 0: not known yet."""
         self._engine = engine
@@ -241,7 +243,9 @@ class Container(ABC):
     def usage(self) -> GuestUsage | None: ...
 
     def counted(self) -> Counted:
-        return self.group.count()
+        with contextlib.suppress(OSError):  # its program has removed it already: what was seen last counts
+            return self.group.count()
+        return Counted(self.used.oom_kills, self.used.processes_refused, None, self.used.cpu_ms)
 
     def _close_stream(self) -> None:
         if self.link is not None:
@@ -261,7 +265,7 @@ class Container(ABC):
             self.group.kill()
 
     async def remove(self) -> Sequence[str]:
-        self.group.count()
+        self.counted()
         self.kill()
         try:
             async with asyncio.timeout(_END_SECONDS):

@@ -185,6 +185,9 @@ class GuestUsage:
     """Without the files of the workspace, which are disk."""
     cpu_ms: float
     full: Limit | None = None
+    oom_kills: int = 0
+    """How many processes the kernel has killed for its memory; and how many it has refused, below."""
+    processes_refused: int = 0
 
 
 class GuestEngine(Protocol):

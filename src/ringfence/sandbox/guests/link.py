@@ -36,8 +36,8 @@ class GuestOrder:
         self.result: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
         """What the agent says in the end. Raises GuestGone."""
         self.on_output: Callable[[bytes, bytes], Awaitable[None] | None] = _ignore
-        """Called with which stream it is (`1`, `2`), and what was written. What it returns is awaited before the guest
-        may write more."""
+        """Called with which stream it is (`1`, `2`; `3`: claims), and what was written. What it returns is awaited
+        before the guest may write more."""
         self.on_note: Callable[[Json], None] = lambda note: None
         self.number = number
         self._link = link
@@ -59,6 +59,14 @@ class GuestOrder:
             at += len(piece)
             self._link.send(b"D", self.number, piece)
 
+    def put(self, data: bytes) -> int:
+        """As much input as the guest has room for now. Returns how much that was."""
+        piece = data[: max(0, min(_PIECE, self._room))]
+        if piece:
+            self._room -= len(piece)
+            self._link.send(b"D", self.number, piece)
+        return len(piece)
+
     def end(self) -> None:
         """There is no more input."""
         self._link.send(b"E", self.number)
@@ -72,7 +80,7 @@ class GuestOrder:
     # ── From the guest ──
 
     def take(self, kind: bytes, body: bytes) -> None:
-        if kind in (b"1", b"2"):
+        if kind in (b"1", b"2", b"3"):
             self._output(kind, body)
         elif kind == b"W":
             self._room += _WORD.unpack(body)[0]
@@ -209,6 +217,20 @@ class Link(asyncio.Protocol):
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             channel.lose(problem)
+
+
+async def pass_on(channel: GuestOrder, given: bytes | int) -> None:
+    """Give these bytes, or what comes from this descriptor, as all input. Raises GuestGone."""
+    if isinstance(given, bytes):
+        await channel.write(given)
+    else:
+        descriptor = os.dup(given)
+        try:
+            while data := await asyncio.to_thread(os.read, descriptor, _PIECE):
+                await channel.write(data)
+        finally:
+            os.close(descriptor)
+    channel.end()
 
 
 async def collected(channel: GuestOrder, errors: bytearray | None = None) -> AsyncIterator[bytes]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ringfence.core.box import Limits
 from ringfence.core.model import Json
-from ringfence.sandbox.guests.bundle import TEMPORARY, configuration
+from ringfence.sandbox.guests.bundle import TEMPORARY, configuration, writable
 from ringfence.sandbox.guests.containers import SEARCH, Container, ContainerEngine, ContainerParts
 from ringfence.sandbox.guests.engine import LINK, USER, Abilities, GuestUsage
 from ringfence.sandbox.guests.on_host import disk, namespaces, number_inside, uid
@@ -32,7 +32,9 @@ class OciEngine(ContainerEngine):
     """Starts containers."""
 
     level = "process"
-    abilities = Abilities(frozenset(("pause", "network", "mounts", "writable_mounts", "images", "denials")))
+    abilities = Abilities(
+        frozenset(("staying", "pause", "folders", "network", "mounts", "writable_mounts", "images", "denials"))
+    )
 
     def __init__(self, programs: Sequence[str] = PROGRAMS) -> None:
         super().__init__(programs)
@@ -74,12 +76,14 @@ class OciGuest(Container):
             "memory_bytes": limits.memory_bytes,
             "processors": max(1, min(math.ceil(limits.cpu_cores), len(os.sched_getaffinity(0)))),
             "temporary": list(TEMPORARY),
-            "writable": ["/workspace", *TEMPORARY, *(each.at for each in shape.placed if each.writable)],
+            "writable": ["/workspace", *TEMPORARY, *writable(shape)],
             "lent": [*(each.at for each in shape.mounts), *(each.at for each in shape.placed)],
             "landlock": True,
         }
         self.hands_over = True
         self._locks = engine.locks
+        self._disks = ("/workspace", *(folder.at for folder in shape.folders))
+        self._in_folders = sum(folder.max_bytes for folder in shape.folders)
         self._seen: Json = {}
 
     def settle(self) -> None:
@@ -93,7 +97,7 @@ class OciGuest(Container):
         limits = self.limits
         self.group.limit(
             memory_bytes=limits.memory_bytes,
-            hard_bytes=limits.memory_bytes + limits.disk_bytes,
+            hard_bytes=limits.memory_bytes + limits.disk_bytes + self._in_folders,
             processes=limits.processes + _BESIDES,
             cpu_cores=limits.cpu_cores,
         )
@@ -119,12 +123,14 @@ class OciGuest(Container):
         if parts is None:
             return None
         files, rest = parts
-        used, met = disk(self.first) if self.first else (0, None)
+        used, met = disk(self.first, self._disks) if self.first else (0, None)
         held = rest + max(0, files - used)
         if self.first:
             most = self.limits.memory_bytes
             held = with_uncounted(held, self.first, self.group, self._locks, self._inside, most)
-        return GuestUsage(held, self.group.cpu_ms() or 0.0, met)
+        kills, refused = self.group.oom_kills() or 0, self.group.pids_denied() or 0
+        self.used = GuestUsage(held, self.group.cpu_ms() or 0.0, met, kills, refused)
+        return self.used
 
     def _inside(self) -> Iterator[int]:
         return (pid for pid in descendants(self.first) if pid != self.first)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -44,16 +44,17 @@ def namespaces(pid: int) -> dict[str, bool]:
     return found
 
 
-def disk(pid: int) -> tuple[int, Limit | None]:
+def disk(pid: int, places: Sequence[str] = ("/workspace",)) -> tuple[int, Limit | None]:
     """What its files take, and whether that is all they may."""
     used = 0
     met: Limit | None = None
-    with contextlib.suppress(OSError):
-        descriptor = os.open(f"/proc/{pid}/root/workspace", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            state = os.fstatvfs(descriptor)
-            used = (state.f_blocks - state.f_bfree) * state.f_frsize
-            met = full(descriptor)
-        finally:
-            os.close(descriptor)
+    for at in places:
+        with contextlib.suppress(OSError):
+            descriptor = os.open(f"/proc/{pid}/root{at}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                state = os.fstatvfs(descriptor)
+                used += (state.f_blocks - state.f_bfree) * state.f_frsize
+                met = met or full(descriptor)
+            finally:
+                os.close(descriptor)
     return used, met

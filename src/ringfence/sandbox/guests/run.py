@@ -20,7 +20,7 @@ from ringfence.core.model import Json
 from ringfence.sandbox.files import archive
 from ringfence.sandbox.files.paths import shown as _shown
 from ringfence.sandbox.guests.engine import Guest, GuestRoot, GuestUsage
-from ringfence.sandbox.guests.link import GuestGone, GuestOrder, Link, collected
+from ringfence.sandbox.guests.link import GuestGone, GuestOrder, Link, collected, pass_on
 from ringfence.sandbox.process import guest_code, output_files, shown
 from ringfence.sandbox.process.capture import Capture
 from ringfence.sandbox.process.limit_watch import killed_by, spent
@@ -137,18 +137,8 @@ class GuestRun:
 
     async def _feed(self, channel: GuestOrder) -> None:
         stdin = self._spec.program.stdin
-        if stdin == b"":
-            return
-        if isinstance(stdin, bytes):
-            await channel.write(stdin)
-        else:
-            descriptor = os.dup(stdin)
-            try:
-                while data := await asyncio.to_thread(os.read, descriptor, 65536):
-                    await channel.write(data)
-            finally:
-                os.close(descriptor)
-        channel.end()
+        if stdin != b"":
+            await pass_on(channel, stdin)
 
     # ── While it runs ──
 

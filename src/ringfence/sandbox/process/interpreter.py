@@ -51,10 +51,10 @@ _RECEIVING_PLACE = b"skb_wait"
 """Part of the name of the kernel function in which a thread waits for a message."""
 _CHANNEL_FD = 4
 """The descriptor of a new interpreter's channel to the supervisor, beside that of its code."""
-_READY = b"ready"
+READY = b"ready"
 _START_SECONDS = 30.0
 _LAST_WORDS = 2000
-_BOOT = f"""\
+BOOT = f"""\
 {guest_code.LOAD}
 def begin():
     import _socket
@@ -62,7 +62,7 @@ def begin():
         repl = load(file.read())
     return repl.serve, _socket.socket(fileno={_CHANNEL_FD})
 serve, channel = begin()
-serve(channel, ready={_READY!r})
+serve(channel, ready={READY!r})
 """
 
 
@@ -118,7 +118,7 @@ class Interpreter:
         self._member.ended.add_done_callback(over)
         nothing = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         code = memory_file(guest_code.of_cells(version))
-        order = {"kind": "exec_interpreter", "argv": [path, "-c", _BOOT], "env": dict(self._home.env)}
+        order = {"kind": "exec_interpreter", "argv": [path, "-c", BOOT], "env": dict(self._home.env)}
         try:
             self._member.order(order, [nothing, nothing, nothing, code])
             async with asyncio.timeout(self._home.box.pace.allow(_START_SECONDS)):
@@ -151,7 +151,7 @@ class Interpreter:
         await self.end()
         if report.ended == "infra":
             raise OutcomeUnknown("box_failed", "the box ended while its set-up code ran")
-        raise SetUpFailed(done.error.traceback if done.error is not None else _last_words(report))
+        raise SetUpFailed(done.error.traceback if done.error is not None else last_words(report))
 
     # ── Cells ──
 
@@ -339,7 +339,7 @@ class Interpreter:
             self._main.close()
 
 
-def _last_words(report: BoxReport) -> str:
+def last_words(report: BoxReport) -> str:
     cause = f"it was stopped: {report.limit or report.ended}" if report.exit_status is None else "its interpreter ended"
     return f"{report.stderr.text[-_LAST_WORDS:]}\n{cause}".lstrip()
 

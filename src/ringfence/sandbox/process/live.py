@@ -37,6 +37,7 @@ from ringfence.sandbox.process.zygote.confine import Shape
 from ringfence.sandbox.process.zygote_handle import ZygoteHandle
 
 _KILL_ROUNDS = 8
+_CONNECT_SECONDS = 5.0
 _LONG_STEP_MS = 5000.0
 _LONG_STEP_LOOK_SECONDS = 0.25
 """A step that has run longer than that is looked at only this often."""
@@ -379,10 +380,18 @@ class LiveBox:
             return full(self.workspace)
         return None
 
-    async def open_socket(self) -> socket:
-        """A socket in its network, not yet connected. Raises Unavailable."""
+    async def connect(self, port: int) -> socket:
+        """A connection to this port on its own loopback. Raises OSError, Unavailable."""
         async with self._request_lock:
-            return socket(fileno=(await self.box.ask_zygote({"request": "reach"}))[0])
+            way = socket(fileno=(await self.box.ask_zygote({"request": "reach"}))[0])
+        try:
+            way.setblocking(False)
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                await asyncio.get_running_loop().sock_connect(way, ("127.0.0.1", port))
+        except BaseException:
+            way.close()
+            raise
+        return way
 
     def network_meter(self) -> Callable[[], dict[str, Any] | None]:
         """A function that returns the `network` fact of what happened since this call."""

@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 
 MAX_PORTS = 16
 _MAX_CONNECTIONS = 64
-_CONNECT_SECONDS = 5.0
 _TRIES = 5
 _SILENCE_SECONDS = 60.0
 """For so long a client that has closed its side may wait for the next word from the box."""
@@ -36,21 +35,21 @@ _LOG_SECONDS = 60.0
 
 Peer = Callable[[socket.socket], int | None]
 """The user at the far end of a connection within this host; None where there is any doubt."""
-OpenSocket = Callable[[], Awaitable[socket.socket]]
-"""A socket in the box's network, not connected yet; a paused session is resumed for it."""
+Connect = Callable[[int], Awaitable[socket.socket]]
+"""A connection to a port in the box's network; a paused session is resumed for it."""
 
 
 class PortForwards:
     """All forwarded ports of one session."""
 
     def __init__(
-        self, session: str, listening: Listening, in_use: UseCounter, open_socket: OpenSocket, peer: Peer | None
+        self, session: str, listening: Listening, in_use: UseCounter, connect: Connect, peer: Peer | None
     ) -> None:
         """`in_use` is entered while a connection is open; without `peer` no port can be forwarded."""
         self._session = session
         self._listening = listening
         self._in_use = in_use
-        self._open_socket = open_socket
+        self._connect = connect
         self._peer = peer
         self._open: dict[int, _Forward] = {}
         self._unreported = 0
@@ -65,7 +64,7 @@ class PortForwards:
             if len(self._open) >= MAX_PORTS:
                 raise refusal("too_many_ports", f"session {self._session} shows {MAX_PORTS} ports already")
             found = self._open[port] = _Forward(
-                port, self._session, self._in_use, self._open_socket, self._peer, self._count
+                port, self._session, self._in_use, self._connect, self._peer, self._count
             )
         try:
             return await found.opened()
@@ -113,14 +112,14 @@ class _Forward:
         port: int,
         session: str,
         in_use: UseCounter,
-        open_socket: OpenSocket,
+        connect: Connect,
         peer: Peer,
         count: Callable[[], None],
     ) -> None:
         self._port = port
         self._session = session
         self._in_use = in_use
-        self._open_socket = open_socket
+        self._connect = connect
         self._peer = peer
         self._count = count
         self._opening = asyncio.ensure_future(self._listen())
@@ -196,11 +195,8 @@ class _Forward:
             self._silent_until = now + _LOG_SECONDS
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        way = await self._open_socket()
+        way = await self._connect(self._port)
         try:
-            way.setblocking(False)
-            async with asyncio.timeout(_CONNECT_SECONDS):
-                await asyncio.get_running_loop().sock_connect(way, ("127.0.0.1", self._port))
             inside, into = await asyncio.open_connection(sock=way)
         except BaseException:
             way.close()

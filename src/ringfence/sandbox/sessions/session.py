@@ -119,7 +119,7 @@ class Session:
         self._tasks = shared.tasks
         self._on_end = on_end
         self._background = Processes()
-        self._ports = PortForwards(id_, spec.stay.listening, self.in_use, self._open_socket, shared.peer)
+        self._ports = PortForwards(id_, spec.stay.listening, self.in_use, self._connect, shared.peer)
         self._watchers: set[FileChanges] = set()
         self._lock = SharedLock()
         """Shared while something is started or files are written; exclusive for a pause and for snapshots."""
@@ -618,10 +618,10 @@ class Session:
         self.check_live()
         return await self._ports.open(port)
 
-    async def _open_socket(self) -> socket.socket:
-        """A socket in the box's network, not connected yet."""
+    async def _connect(self, port: int) -> socket.socket:
+        """A connection to a port in the box's network."""
         await self._ensure_running()
-        return await self.box.open_socket()
+        return await self.box.connect(port)
 
     async def use_broker(self, broker_id: str) -> None:
         self.check_live()
