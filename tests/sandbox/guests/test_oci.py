@@ -18,6 +18,7 @@ from ringfence.config.settings import SandboxSettings
 from ringfence.core.box import MIB, BoxReport, BoxSpec, Input, Limits, Mount, Program, Programs
 from ringfence.core.errors import Unavailable
 from ringfence.core.ports import Backend
+from ringfence.sandbox.guests import oci
 from ringfence.sandbox.guests.oci import OciEngine
 
 pytestmark = pytest.mark.anyio
@@ -41,16 +42,18 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("state")
 
 
-@pytest.fixture(scope="module")
-async def backend(state: Path) -> AsyncIterator[Backend]:
-    made = make_backend(SandboxSettings(backend="oci"), state)
-    try:
-        await made.run(BoxSpec(Program("command", argv=("true",))))
-    except Unavailable as exc:
+@pytest.fixture(scope="module", params=["runc", "crun"])
+async def backend(state: Path, request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(oci, "PROGRAMS", (request.param,))
+        made = make_backend(SandboxSettings(backend="oci"), state)
+        try:
+            await made.run(BoxSpec(Program("command", argv=("true",))))
+        except Unavailable as exc:
+            await made.close()
+            pytest.skip(str(exc))
+        yield made
         await made.close()
-        pytest.skip(str(exc))
-    yield made
-    await made.close()
 
 
 async def run(backend: Backend, source: str, limits: Limits = Limits(), **more: Any) -> BoxReport:  # noqa: B008
@@ -167,7 +170,7 @@ async def test_a_folder_of_the_host_is_seen_and_cannot_be_changed(backend: Backe
     assert report.isolation["mounts"] == [{"at": "/srv/lent", "mode": "ro"}]
 
 
-@pytest.mark.parametrize("owner", [0, 4321])
+@pytest.mark.parametrize("owner", [0, 4321] if os.geteuid() == 0 else [os.geteuid()])
 async def test_what_it_writes_to_a_folder_of_the_host_is_its_owners(
     backend: Backend, tmp_path: Path, owner: int
 ) -> None:
@@ -190,6 +193,7 @@ open('/srv/work/.git/hooks/pre-commit', 'w')
 """
     report = await run(backend, source, mounts=(Mount(str(work), "/srv/work", "rw"),))
     assert report.stdout.text == "old 1000\nran\n", report.stderr.text
+    assert report.isolation["host_id"]["whose"] == ("box" if os.geteuid() == 0 else "user")
     assert "Read-only file system: '/srv/work/.git/hooks/pre-commit'" in report.stderr.text
     assert (work / "a.txt").read_text() == "new"
     assert {each.stat().st_uid for each in work.rglob("*")} == {owner}

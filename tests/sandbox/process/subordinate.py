@@ -1,5 +1,8 @@
 """Becomes an ordinary user with subordinate ids, and runs a command: `python -I -S subordinate.py FOLDER CMD…`.
 
+With `--groups=NAME` before FOLDER, it has control groups of that name in every hierarchy, as those of systemd are for
+users: whoever started this removes them.
+
 The user is made up: in a mount namespace of its own, this process sees other files in the place of /etc/passwd and
 /etc/subuid, which the helpers that map ids go by. FOLDER, of which it becomes the owner, is for its files. Trees that
 others than root cannot reach are shown where they are.
@@ -59,8 +62,30 @@ def _make_up(folder: str) -> None:
         _mount(f"{folder}/{name}", f"/etc/{name}", "", _BIND)
 
 
+def _groups(name: str) -> None:
+    """Raises OSError where this process may make none."""
+    with open("/proc/self/mounts") as mounts:
+        places = [words[1] for words in map(str.split, mounts) if words[2] in ("cgroup", "cgroup2")]
+    for place in places:
+        made = f"{place}/{name}"
+        os.mkdir(made)
+        for each in ("cpuset.cpus", "cpuset.mems"):  # without any, nothing can enter
+            if os.path.exists(f"{place}/{each}"):
+                with open(f"{place}/{each}") as file, open(f"{made}/{each}", "w") as ours:
+                    ours.write(file.read())
+                with open(f"{made}/cgroup.clone_children", "w") as ours:
+                    ours.write("1")
+        for each in (made, *(f"{made}/{entry}" for entry in os.listdir(made))):
+            os.chown(each, USER, USER)
+        with open(f"{made}/cgroup.procs", "w") as procs:
+            procs.write(str(os.getpid()))
+
+
 def main() -> None:
     folder, *command = sys.argv[1:]
+    if folder.startswith("--groups="):
+        _groups(folder.partition("=")[2])
+        folder, *command = command
     os.umask(0o022)
     _check(_libc.unshare(_NEWNS), "unshare")
     _mount("", "/", "", _REC | _PRIVATE)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from ringfence.core.model import Json
 from ringfence.core.record import plain
@@ -18,10 +20,13 @@ _NAMESPACES = ("pid", "ipc", "uts", "mount", "network", "user", "cgroup")
 
 @plain
 class ContainerIds:
-    """The ids of one container on the host: of its root, which no program is, and of its programs."""
+    """The ids of one container: of its root, which no program is, and of its programs; as who starts it sees them."""
 
     root: int
     user: int
+    outside: int
+    """That of its programs as this process sees it."""
+    whose: Literal["box", "user"] = "box"
 
 
 def configuration(shape: GuestShape, root: str, lent: Sequence[Lent], ids: ContainerIds, place: str) -> Json:
@@ -41,7 +46,7 @@ def configuration(shape: GuestShape, root: str, lent: Sequence[Lent], ids: Conta
         {"containerID": 0, "hostID": ids.root, "size": 1},
         {"containerID": USER, "hostID": ids.user, "size": 1},
     ]
-    files = limits.open_files + 256
+    files = min(limits.open_files + 256, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     return {
         "ociVersion": "1.0.2",
         "hostname": "box",

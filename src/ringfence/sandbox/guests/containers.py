@@ -27,9 +27,11 @@ from ringfence.sandbox.guests.holding import ContainerHolder, Lent
 from ringfence.sandbox.guests.link import Link
 from ringfence.sandbox.process.cgroups.cgroup import Cgroups, Counted, Group, GroupPool, sweep
 from ringfence.sandbox.process.cgroups.hierarchy import Systemd
-from ringfence.sandbox.process.ids import Block, take_block
+from ringfence.sandbox.process.ids import Block, take_block, take_for_containers
 
 SEARCH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+LIMITED = ("memory", "pids", "cpu")
+"""What control groups limit: without one of these there are no containers."""
 _END_SECONDS = 15.0
 _LAST_WORDS = 2000
 
@@ -58,6 +60,8 @@ class ContainerEngine(ABC):
     abilities: Abilities
     remedy: str
     """How to get one of the programs."""
+    for_users = False
+    """Whether users other than root can start its containers."""
 
     def __init__(self, programs: Sequence[str]) -> None:
         self._programs = programs
@@ -99,12 +103,14 @@ class ContainerEngine(ABC):
                 raise Unavailable("no_backend", f"backend {self.name} needs {names}: {self.remedy}")
             self.program = found[0]
             self.version = await _version(self.program)
-            if os.geteuid() != 0:
+            if os.geteuid() != 0 and not self.for_users:
                 text = f"backend {self.name} as an ordinary user is not built yet; run as root, or use process"
                 raise Unavailable("no_backend", text)
+            own = None if os.geteuid() == 0 else await asyncio.to_thread(self._own_ids)
             cgroups = await asyncio.to_thread(Cgroups.detect, manager=Systemd())
-            lacking = {name: why for name, why in cgroups.why.items() if name in ("memory", "pids")}
+            lacking = {name: why for name, why in cgroups.why.items() if name in LIMITED}
             if lacking:
+                self._release()
                 whys = "; ".join(f"{name}: {why}" for name, why in lacking.items())
                 text = f"backend {self.name} limits containers by control groups, and has none here ({whys})"
                 raise Unavailable("no_backend", f"{text}; `ringfence host` says what to do about it")
@@ -112,11 +118,24 @@ class ContainerEngine(ABC):
             self._groups = GroupPool(cgroups)
             folder = _new_folder(self.name)
             try:
-                self._holder = await ContainerHolder.start(folder, [self.program, "--root", str(folder / "run")])
+                self._holder = await ContainerHolder.start(folder, [self.program, "--root", str(folder / "run")], own)
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
+                self._release()
                 raise
             self._folder = folder
+
+    def _own_ids(self) -> Block:
+        """Those that an ordinary user has for containers. Raises Unavailable."""
+        try:
+            block = take_for_containers()
+        except Unavailable as problem:
+            text = f"backend {self.name} needs ids for containers: {problem.message}"
+            raise Unavailable("no_backend", text) from None
+        self._blocks.append(block)
+        # In the namespace of the holder, where this user is 0.
+        self._free += [ContainerIds(1, 1 + number, block.base + number) for number in range(1, block.size)]
+        return block
 
     # ── A container ──
 
@@ -124,7 +143,7 @@ class ContainerEngine(ABC):
         await self.open()
         assert self._holder is not None and self._groups is not None and self._folder is not None
         name = f"box-{secrets.token_hex(8)}"
-        ids = self._take_ids()
+        ids = self._take_ids(shape)
         taken = self.slack(shape.limits)
         group: Group | None = None
         bundle = self._folder / "bundles" / name
@@ -150,22 +169,32 @@ class ContainerEngine(ABC):
                     process.kill()
             if group is not None:
                 self._give_back(group, taken)
-            self._free.append(ids)
+            self._put_back(ids)
             shutil.rmtree(bundle, ignore_errors=True)
             await self._holder.settle(name)
             raise
 
     def words(self, *words: str) -> list[str]:
-        """A command of the program, within the holder's view."""
+        """A command of the program, with options of its own before it, within the holder's view."""
         assert self._holder is not None and self._folder is not None
         return self._holder.inside(self.program, "--root", str(self._folder / "run"), *words)
 
-    def _take_ids(self) -> ContainerIds:
+    def _take_ids(self, shape: GuestShape) -> ContainerIds:
+        """Raises Unavailable."""
+        if os.geteuid() != 0 and shape.placed:
+            return ContainerIds(1, 0, os.geteuid(), "user")  # it sees this user's folders with this user's permissions
+        if not self._free and os.geteuid() != 0:
+            raise Unavailable("no_box", "as many containers run as this user has ids for")
         if not self._free:
             block = take_block()
             self._blocks.append(block)
-            self._free += [ContainerIds(block.base, block.base + number) for number in range(1, block.size)]
+            ids = range(block.base + 1, block.base + block.size)
+            self._free += [ContainerIds(block.base, each, each) for each in ids]
         return self._free.pop(0)
+
+    def _put_back(self, ids: ContainerIds) -> None:
+        if ids.whose == "box":
+            self._free.append(ids)
 
     def _give_back(self, group: Group, taken: Limits) -> None:
         assert self._groups is not None
@@ -175,10 +204,18 @@ class ContainerEngine(ABC):
     async def removed(self, parts: ContainerParts) -> None:
         """Take back what a container had that has ended."""
         self._give_back(parts.group, parts.taken)
-        self._free.append(parts.ids)
+        self._put_back(parts.ids)
         shutil.rmtree(parts.bundle, ignore_errors=True)
+        if self._folder is not None:  # where the program was killed before it could
+            shutil.rmtree(self._folder / "run" / parts.name, ignore_errors=True)
         if self._holder is not None:
             await self._holder.settle(parts.name)
+
+    def _release(self) -> None:
+        for block in self._blocks:
+            block.release()
+        self._blocks = []
+        self._free = []
 
     async def close(self) -> None:
         if self._groups is not None:
@@ -186,10 +223,7 @@ class ContainerEngine(ABC):
         if self._holder is not None:
             await self._holder.close()
             self._holder = None
-        for block in self._blocks:
-            block.release()
-        self._blocks = []
-        self._free = []
+        self._release()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None

@@ -5,12 +5,16 @@ started. Its orders come as lines of JSON on its standard input, each with one l
 
     {"root": NAME, "folder": PATH, "points": [[PATH, "file" or "folder"], ...]}
                                          show a folder as NAME, read-only, with such places to mount something at
-    {"lend": NAME, "path": PATH}         show a file or folder as NAME, read-only
+    {"lend": NAME, "path": PATH}         show a file or folder as NAME, read-only; with "same": [DEVICE, INODE], only
+                                         if it is that one, and with "writable": BOOLEAN
     {"attach": NAME, "process": NUMBER, "descriptor": NUMBER, "folder": BOOLEAN}
                                          show the mount that this process has cloned and not attached yet as NAME
     {"hide": [NAME, ...]}                these are no longer needed
     {"owe": NAME, "words": [...]}        run this command if the supervisor dies
     {"settled": NAME}                    that is no longer needed
+
+That of an ordinary user also has a user namespace of its own, in which that user is root: it answers once when it is in
+it, reads a line when the ids of that are mapped, and goes on from there.
 
 Imports the standard library alone.
 """
@@ -30,10 +34,16 @@ if TYPE_CHECKING:
     from typing import Any
 
 _NEW_MOUNTS = 0x20000
+_NEW_USERS = 0x10000000
+_RECURSIVE = 0x4000
+_KEPT = {8: 8, 1024: 1024, 2048: 2048, 4096: 1 << 21}
+"""Flags of a mount that only its owner may take away, as statvfs has them and as mount wants them: noexec, noatime,
+nodiratime, relatime."""
 _PRIVATE = 0x44000
 _BIND = 0x1000
 _READ_ONLY = 0x1 | 0x2 | 0x4
 """MS_RDONLY, MS_NOSUID, MS_NODEV."""
+_SAFE = 0x2 | 0x4
 _REMOUNT = 0x20
 _DETACH = 2
 _MOVE_MOUNT = 429
@@ -53,13 +63,21 @@ def _call(name: str, *arguments: object) -> None:
         raise OSError(number, f"{name}: {os.strerror(number)}")
 
 
-def main(folder: str) -> None:
+def main(folder: str, ordinary: str = "") -> None:
     view = f"{folder}/view"
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if ordinary:
+        _call("unshare", _NEW_USERS)
+        _answer({})
+        if not sys.stdin.readline():
+            return
+        os.setgroups([])
+        os.setresgid(0, 0, 0)
+        os.setresuid(0, 0, 0)
     _call("unshare", _NEW_MOUNTS)
     _call("mount", None, "/", None, ctypes.c_ulong(_PRIVATE), None)
     _call("mount", "ringfence", view, "tmpfs", ctypes.c_ulong(0), "mode=711,size=16m")
-    _leave_empty_hierarchy()
+    _hide_empty_hierarchy()
     _answer({})
     owed = {}
     for line in sys.stdin:
@@ -68,7 +86,7 @@ def main(folder: str) -> None:
             if "root" in order:
                 _show(view, order["root"], order["folder"], order["points"])
             elif "lend" in order:
-                _lend(view, order["lend"], order["path"])
+                _lend(view, order)
             elif "attach" in order:
                 _attach(view, order)
             elif "hide" in order:
@@ -102,17 +120,29 @@ def _show(view: str, name: str, folder: str, points: list[list[str]]) -> None:
         os.makedirs(at if kind == "folder" else os.path.dirname(at), 0o755, exist_ok=True)
         if kind == "file":
             os.close(os.open(at, os.O_CREAT | os.O_WRONLY, 0o644))
-    _call("mount", folder, f"{below}/root", None, ctypes.c_ulong(_BIND), None)
-    _call("mount", None, f"{below}/root", None, ctypes.c_ulong(_BIND | _REMOUNT | _READ_ONLY), None)
+    _bind(folder, f"{below}/root", _READ_ONLY)
     # Not the host's file system itself: without a layer to write to, this one is read-only.
     layers = f"lowerdir={below}/points:{below}/root"
     _call("mount", "ringfence", place, "overlay", ctypes.c_ulong(_READ_ONLY), layers)
 
 
-def _lend(view: str, name: str, path: str) -> None:
-    place = _place(f"{view}/{name}", os.path.isdir(path))
-    _call("mount", path, place, None, ctypes.c_ulong(_BIND), None)
-    _call("mount", None, place, None, ctypes.c_ulong(_BIND | _REMOUNT | _READ_ONLY), None)
+def _lend(view: str, order: dict[str, Any]) -> None:
+    path, flags = order["path"], _READ_ONLY & ~order.get("writable", False)
+    found = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        seen = os.fstat(found)
+        if [seen.st_dev, seen.st_ino] != order.get("same", [seen.st_dev, seen.st_ino]):
+            raise OSError(0, f"{path} is no longer what it was a moment ago")
+        _bind(f"/proc/self/fd/{found}", _place(f"{view}/{order['lend']}", os.path.isdir(path)), flags)
+    finally:
+        os.close(found)
+
+
+def _bind(path: str, place: str, flags: int) -> None:
+    _call("mount", path, place, None, ctypes.c_ulong(_BIND | _RECURSIVE), None)
+    kept = os.statvfs(place).f_flag
+    flags |= sum(wanted for seen, wanted in _KEPT.items() if kept & seen)
+    _call("mount", None, place, None, ctypes.c_ulong(_BIND | _REMOUNT | flags), None)
 
 
 def _attach(view: str, order: dict[str, Any]) -> None:
@@ -155,7 +185,7 @@ def _remove_empty(*places: str) -> None:
             return
 
 
-def _leave_empty_hierarchy() -> None:
+def _hide_empty_hierarchy() -> None:
     """A v2 hierarchy beside those of v1 has no controllers, but crun refuses to start where it sees one."""
     try:
         with open("/proc/self/mountinfo") as mounts:
@@ -164,7 +194,7 @@ def _leave_empty_hierarchy() -> None:
         return
     for place in places:
         if os.path.dirname(place) == "/sys/fs/cgroup":
-            _libc.umount2(place.encode(), 0)
+            _libc.mount(b"ringfence", place.encode(), b"tmpfs", ctypes.c_ulong(_SAFE), b"mode=755,size=1m")
 
 
 def _settle(words: list[str]) -> None:
@@ -176,4 +206,4 @@ def _settle(words: list[str]) -> None:
         return
 
 
-main(sys.argv[1])
+main(*sys.argv[1:])

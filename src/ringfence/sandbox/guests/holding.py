@@ -16,6 +16,7 @@ from ringfence.core.errors import Unavailable
 from ringfence.core.record import plain
 from ringfence.sandbox.guests.engine import GuestShape
 from ringfence.sandbox.process import mounting
+from ringfence.sandbox.process.ids import Block, map_ourselves_as_root
 
 _HOLDER = Path(__file__).with_name("holder.py")
 
@@ -44,16 +45,24 @@ class ContainerHolder:
         """What else is shown, by the container that it is for."""
 
     @classmethod
-    async def start(cls, folder: Path, program: Sequence[str]) -> ContainerHolder:
+    async def start(cls, folder: Path, program: Sequence[str], own: Block | None) -> ContainerHolder:
+        """`own`: the ids of an ordinary user's containers. Raises Unavailable."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-I", "-S", str(_HOLDER), str(folder)),
+            *("-I", "-S", str(_HOLDER), str(folder), *([] if own is None else ["ordinary"])),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,
         )
         holder = cls(process, folder, program)
-        await holder._answer()
+        try:
+            await holder._answer()
+            if own is not None:
+                await asyncio.to_thread(map_ourselves_as_root, process.pid, own)
+                await holder._ask({"mapped": True})
+        except BaseException:
+            await holder.close()
+            raise
         return holder
 
     async def show(self, name: str, shape: GuestShape, user: int) -> tuple[str, list[Lent]]:
@@ -63,9 +72,15 @@ class ContainerHolder:
         names = self._shown.setdefault(name, [])
         lent: list[Lent] = []
         placed = {each.at for each in shape.placed}
-        clones = await asyncio.to_thread(mounting.clone, shape.placed, user)
+        ordinary = os.geteuid() != 0
+        for each in shape.placed if ordinary else ():  # the box is their owner, whom we need not map
+            names.append(f"{name}-{len(names)}")
+            same = {"same": each.identity[:2], "writable": each.writable}
+            await self._ask({"lend": names[-1], "path": each.host, **same})
+            lent.append(Lent(str(self._view / names[-1]), each.at, "rw" if each.writable else "ro"))
+        clones = [] if ordinary else await asyncio.to_thread(mounting.clone, shape.placed, user)
         try:
-            for each, clone in zip(shape.placed, clones, strict=True):
+            for each, clone in zip(shape.placed, clones, strict=False):
                 names.append(f"{name}-{len(names)}")
                 at = {"process": os.getpid(), "descriptor": clone, "folder": each.folder}
                 await self._ask({"attach": names[-1], **at})
@@ -100,7 +115,9 @@ class ContainerHolder:
 
     def inside(self, *words: str) -> list[str]:
         """A command within its mount namespace."""
-        return ["nsenter", f"--mount=/proc/{self._process.pid}/ns/mnt", "--", *words]
+        place = f"/proc/{self._process.pid}/ns"
+        user = [] if os.geteuid() == 0 else [f"--user={place}/user"]
+        return ["nsenter", *user, f"--mount={place}/mnt", "--", *words]
 
     async def _ask(self, order: Mapping[str, Any]) -> None:
         async with self._turn:

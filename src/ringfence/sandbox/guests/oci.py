@@ -14,7 +14,7 @@ from dataclasses import replace
 from ringfence.core.box import Limits
 from ringfence.core.model import Json
 from ringfence.sandbox.guests.bundle import TEMPORARY, configuration, writable
-from ringfence.sandbox.guests.containers import SEARCH, Container, ContainerEngine, ContainerParts
+from ringfence.sandbox.guests.containers import LIMITED, SEARCH, Container, ContainerEngine, ContainerParts
 from ringfence.sandbox.guests.engine import LINK, USER, Abilities, GuestUsage
 from ringfence.sandbox.guests.on_host import disk, namespaces, number_inside, uid
 from ringfence.sandbox.process.box_usage import descendants, with_uncounted
@@ -26,17 +26,24 @@ _SLACK = 6
 """Tasks of the engine while it starts a container."""
 _BESIDES = 2
 """Those of the agent afterwards: itself, and a child for files."""
+_START = f"""\
+while [ "$1" != -- ]; do echo 0 > "$1/cgroup.procs" || exit 125; shift; done
+shift
+exec "$@" {LINK}<&0 0<&1
+"""
 
 
 class OciEngine(ContainerEngine):
     """Starts containers."""
 
     level = "process"
+    for_users = True
     abilities = Abilities(
         frozenset(("staying", "pause", "folders", "network", "mounts", "writable_mounts", "images", "denials"))
     )
 
-    def __init__(self, programs: Sequence[str] = PROGRAMS) -> None:
+    def __init__(self, programs: Sequence[str] | None = None) -> None:
+        programs = PROGRAMS if programs is None else programs
         super().__init__(programs)
         self.name = "oci"
         self.remedy = f"apt install {programs[0]}"
@@ -48,12 +55,20 @@ class OciEngine(ContainerEngine):
     def configuration(self, parts: ContainerParts) -> Json:
         return configuration(parts.shape, parts.root, parts.lent, parts.ids, parts.group.place)
 
+    @property
+    def enters_itself(self) -> bool:
+        """Whether the program is in the group of a container, too: that of an ordinary user's crun, which leaves
+        groups alone that it did not make."""
+        return os.geteuid() != 0 and os.path.basename(self.program) == "crun"
+
     async def run(self, parts: ContainerParts, stream: socket.socket) -> Process:
-        words = self.words("run", "--preserve-fds", "1", "--bundle", str(parts.bundle), parts.name)
+        groups = parts.group.paths if self.enters_itself else ()
+        options = ["--cgroup-manager=disabled"] if groups else []
+        words = self.words(*options, "run", "--preserve-fds", "1", "--bundle", str(parts.bundle), parts.name)
         # A shell moves the stream to where the program expects what it is to pass on. The other descriptors are never
         # those of a file of the host, not even of /dev/null: crun gives what it finds there to the container's user.
         return await asyncio.create_subprocess_exec(
-            *("/bin/sh", "-c", f'exec "$@" {LINK}<&0 0<&1', "sh", *words),
+            *("/bin/sh", "-c", _START, "sh", *groups, "--", *words),
             stdin=stream.fileno(),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
@@ -82,6 +97,7 @@ class OciGuest(Container):
         }
         self.hands_over = True
         self._locks = engine.locks
+        self._besides = _BESIDES + engine.enters_itself
         self._disks = ("/workspace", *(folder.at for folder in shape.folders))
         self._in_folders = sum(folder.max_bytes for folder in shape.folders)
         self._seen: Json = {}
@@ -89,6 +105,8 @@ class OciGuest(Container):
     def settle(self) -> None:
         inside = sorted(self.group.processes())
         self.first = next((pid for pid in inside if number_inside(pid) == 1), 0)
+        if not self.first:
+            raise OSError(0, "it is not in its control group")
         with contextlib.suppress(OSError):
             self.group.add(self.first)  # engines leave out the hierarchies that they do not use themselves
 
@@ -98,7 +116,7 @@ class OciGuest(Container):
         self.group.limit(
             memory_bytes=limits.memory_bytes,
             hard_bytes=limits.memory_bytes + limits.disk_bytes + self._in_folders,
-            processes=limits.processes + _BESIDES,
+            processes=limits.processes + self._besides,
             cpu_cores=limits.cpu_cores,
         )
         if self.first:
@@ -112,9 +130,13 @@ class OciGuest(Container):
             **{f"{name}_namespace": {"on": on, "verified": "run"} for name, on in namespaces(self.first).items()},
         }
         if self._seen:
-            named["host_id"] = {"on": uid(self.first) == self.parts.ids.user, "verified": "run"}
-        limits = {name: {"by": "cgroup"} for name in ("memory", "pids", "cpu")}
-        return {"engine": self._engine.version, "protections": named, "limits": limits, "host_id": {"whose": "box"}}
+            owned = self.parts.ids.whose == "box" and uid(self.first) == self.parts.ids.outside
+            named["host_id"] = {"on": owned, "verified": "run"}
+        limits = {name: {"by": "cgroup"} for name in LIMITED}
+        whose = {"whose": self.parts.ids.whose}
+        if self.parts.ids.whose == "user":
+            whose["why"] = "it must see this user's folders with this user's permissions"
+        return {"engine": self._engine.version, "protections": named, "limits": limits, "host_id": whose}
 
     def usage(self) -> GuestUsage | None:
         parts: tuple[int, int] | None = None

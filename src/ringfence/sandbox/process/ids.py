@@ -222,8 +222,7 @@ def take_subids(baseline: Baseline, *, by_v1: bool) -> Block:
         raise Unavailable("uids", _refusals[0])
     if _release() < LENDS_SINCE:
         raise Unavailable("uids", "this kernel mounts no tmpfs with mapped ids (it needs Linux 6.3)")
-    if kernel.prctl(_GET_NO_NEW_PRIVS):
-        raise Unavailable("uids", "no_new_privs is set (NoNewPrivileges= in a unit), so newuidmap has no privileges")
+    _check_helpers()
     if baseline.uses_host_mounts or frozenset(baseline.trees) - frozenset(baseline.packages):
         raise Unavailable("uids", "it must see this user's folders with this user's permissions")
     if frozenset(baseline.without) - _LEFT_OUT:
@@ -234,6 +233,18 @@ def take_subids(baseline: Baseline, *, by_v1: bool) -> Block:
         raise Unavailable("uids", f"{closed} is closed to other users (chmod -R go+rX opens it)")
     users, groups = found_subids()
     return _locked(users, groups, _lock_folders())
+
+
+def take_for_containers() -> Block:
+    """Ids for containers of an ordinary user. Raises Unavailable."""
+    _check_helpers()
+    users, groups = found_subids()
+    return _locked(users, groups, _lock_folders())
+
+
+def _check_helpers() -> None:
+    if kernel.prctl(_GET_NO_NEW_PRIVS):
+        raise Unavailable("uids", "no_new_privs is set (NoNewPrivileges= in a unit), so newuidmap has no privileges")
 
 
 def refuse(why: str) -> None:
@@ -247,16 +258,26 @@ def map_by_helpers(process: int, block: Block) -> None:
     Its root is the first id of the block. Our own user is there as well, for the files of boxes to belong to.
     """
     for what, base, own in (("user", block.base, os.getuid()), ("group", block.groups, os.getgid())):
-        words = (process, 0, base, block.size, INSIDE_ID, own, 1)
-        try:
-            done = subprocess.run(
-                [helper(what), *map(str, words)], capture_output=True, stdin=subprocess.DEVNULL, timeout=_SECONDS
-            )
-        except (OSError, subprocess.TimeoutExpired) as exc:
-            raise Unavailable("uids", f"{HELPERS[what]} cannot be run: {exc}") from None
-        if done.returncode:
-            errors = done.stderr.decode("utf-8", "replace").strip().splitlines()
-            raise Unavailable("uids", errors[-1][:300] if errors else f"{HELPERS[what]} ended with {done.returncode}")
+        _map(what, process, 0, base, block.size, INSIDE_ID, own, 1)
+
+
+def map_ourselves_as_root(process: int, block: Block) -> None:
+    """The same, with our own user as the root of that namespace; the ids of the block begin with 1 in it. Raises
+    Unavailable."""
+    for what, base, own in (("user", block.base, os.getuid()), ("group", block.groups, os.getgid())):
+        _map(what, process, 0, own, 1, 1, base, block.size)
+
+
+def _map(what: str, *words: int) -> None:
+    try:
+        done = subprocess.run(
+            [helper(what), *map(str, words)], capture_output=True, stdin=subprocess.DEVNULL, timeout=_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        raise Unavailable("uids", f"{HELPERS[what]} cannot be run: {exc}") from None
+    if done.returncode:
+        errors = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise Unavailable("uids", errors[-1][:300] if errors else f"{HELPERS[what]} ended with {done.returncode}")
 
 
 def found_subids() -> tuple[tuple[range, ...], tuple[range, ...]]:
