@@ -133,7 +133,7 @@ class OciGuest(Container):
             owned = self.parts.ids.whose == "box" and uid(self.first) == self.parts.ids.outside
             named["host_id"] = {"on": owned, "verified": "run"}
         limits = {name: {"by": "cgroup"} for name in LIMITED}
-        whose = {"whose": self.parts.ids.whose}
+        whose: Json = {"whose": self.parts.ids.whose}
         if self.parts.ids.whose == "user":
             whose["why"] = "it must see this user's folders with this user's permissions"
         return {"engine": self._engine.version, "protections": named, "limits": limits, "host_id": whose}
