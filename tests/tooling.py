@@ -31,6 +31,8 @@ ROOT = Path(__file__).resolve().parent.parent
 FIXTURES = ROOT / "tests" / "fixtures"
 NODE_MODULES = ROOT / ".tools" / "npm" / "node_modules"
 PYTHON_TOOLS = ROOT / ".tools" / "py"
+KERNEL = ROOT / ".tools" / "kernel"
+"""A kernel for virtual machines; the host's own is used where none was fetched."""
 REGISTRY = ROOT / ".tools" / "registry" / "usr" / "bin"
 CONFORMANCE = NODE_MODULES / "@modelcontextprotocol" / "conformance" / "dist" / "index.js"
 

@@ -9,7 +9,7 @@ import typer
 from ringfence.cli import common, options
 from ringfence.cli.progress import progress
 from ringfence.cli.terminal import safe
-from ringfence.compose import images
+from ringfence.compose import guests, images
 from ringfence.compose.images import FORMS, Form, ImageWanted
 from ringfence.core.errors import RingfenceError
 from ringfence.core.model import Json
@@ -38,6 +38,7 @@ def group() -> None:
     \b
     ringfence image build                                    Python, a shell and usual programs
     ringfence image build --template data --out image/       with numpy and pandas; as folder, tar and OCI layout
+    ringfence image kernel                                   a kernel for virtual machines
     """
 
 
@@ -82,6 +83,30 @@ def build(
     except OSError as exc:
         common.fail(f"{exc.filename or out}: {exc.strerror}")
     _tell(made, copies, as_json)
+
+
+@image.command()
+def kernel(config_path: options.SandboxConfig = None, as_json: options.PrintJson = False) -> None:
+    """Fetch a kernel for the virtual machines of backend `microvm`: the distribution's own, by apt.
+
+    It is unpacked into the state, and neither installed nor booted by this host. A host that has a kernel with its
+    modules installed needs none; `sandbox.microvm_kernel` names any other.
+
+    \b
+    ringfence image kernel
+    """
+    settings = common.own_config(config_path, None)
+    try:
+        with progress("fetching a kernel"):
+            made = guests.fetch_kernel(settings.gateway.state)
+    except RingfenceError as exc:
+        common.fail(str(exc))
+    except OSError as exc:
+        common.fail(f"{exc.filename}: {exc.strerror}")
+    if as_json:
+        common.dump({"release": made.release, "kernel": str(made.image), "modules": str(made.modules)})
+    else:
+        print(safe(f"{made.release}  {made.image}"))
 
 
 def _forms(forms: list[str] | None, out: Path | None) -> tuple[Form, ...]:

@@ -55,6 +55,13 @@ def _docker(settings: SandboxSettings, state: Path | None, keep_ready: int | Non
     return docker_backend(settings, templates(settings), state, keep_ready)
 
 
+def _microvm(settings: SandboxSettings, state: Path | None, keep_ready: int | None) -> GuestBackend:
+    with deferred.loading():
+        from ringfence.compose.guests import microvm_backend  # noqa: PLC0415 - as above
+
+    return microvm_backend(templates(settings), state, settings.microvm_kernel)
+
+
 @plain
 class BackendRow:
     """How a backend is made, and what is known of it before it is. Its level is in `core.box.BACKENDS`."""
@@ -75,6 +82,7 @@ ROWS: Mapping[str, BackendRow] = {
     "process": BackendRow(_process),
     "oci": BackendRow(_oci, stays=False),
     "docker": BackendRow(_docker, stays=False, elsewhere=True),
+    "microvm": BackendRow(_microvm, stays=False, probe_seconds=900.0),
 }
 """One row for each backend that is built: the others are in `core.box.NOT_BUILT`."""
 

@@ -16,9 +16,13 @@ from ringfence.core.box import ImageRoot
 from ringfence.packages.cache import PackageCache
 from ringfence.packages.images import build, guests, packing
 from ringfence.packages.images.host.environment import EnvironmentPackages
-from ringfence.sandbox.guests.backend import GuestBackend
+from ringfence.sandbox.guests.backend import GuestBackend, agent_code
 from ringfence.sandbox.guests.docker import DockerEngine, DockerSettings
 from ringfence.sandbox.guests.engine import GuestRoot
+from ringfence.sandbox.guests.microvm import kernel as kernels
+from ringfence.sandbox.guests.microvm.engine import MicrovmEngine
+from ringfence.sandbox.guests.microvm.kernel import GuestKernel
+from ringfence.sandbox.guests.microvm.qemu import KVM, TCG, Qemu
 from ringfence.sandbox.guests.oci import OciEngine
 
 _PIECE = 1024 * 1024
@@ -50,6 +54,24 @@ async def _packed(root: GuestRoot) -> AsyncIterator[bytes]:
         file.seek(0)
         while piece := await in_thread(lambda: file.read(_PIECE)):
             yield piece
+
+
+def microvm_backend(templates: Mapping[str, tuple[str, ...]], state: Path | None, kernel: str | None) -> GuestBackend:
+    """Virtual machines of QEMU: with KVM where one boots with it, else emulated."""
+    folder = state or paths.state_folder()
+    named = None if kernel is None else Path(kernel)
+    find = partial(kernels.find, named, _kernel_folder(folder))
+    engine = MicrovmEngine("microvm", (Qemu(KVM), Qemu(TCG)), folder / "microvm", find, agent_code)
+    return GuestBackend(engine, partial(_root, PackageCache(folder / "packages"), templates), templates)
+
+
+def fetch_kernel(state: Path) -> GuestKernel:
+    """The distribution's kernel for such machines, into the state. Raises Unavailable, OSError."""
+    return kernels.fetch(_kernel_folder(state))
+
+
+def _kernel_folder(state: Path) -> Path:
+    return state / "microvm" / "kernel"
 
 
 async def _root(

@@ -72,6 +72,7 @@ def settings_digest(settings: SandboxSettings) -> str:
         "accept_missing": sorted(settings.accept_missing),
         "templates": {name: list(packages) for name, packages in templates(settings).items()},
         "build_packages": settings.build_packages,
+        "microvm_kernel": settings.microvm_kernel,
         "setups": {name: [setup.source, dict(setup.env), dict(setup.files)] for name, setup in settings.setups.items()},
     }
     return canonical.digest(made_of)

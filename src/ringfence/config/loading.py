@@ -554,6 +554,7 @@ def _sandbox(shape: schema.SandboxSection, base: Path) -> SandboxSettings:
         docker_host=shape.docker_host,
         docker_runtime=shape.docker_runtime,
         docker_ready=shape.docker_ready,
+        microvm_kernel=None if shape.microvm_kernel is None else str(paths.resolve(shape.microvm_kernel, base)),
         network_enabled=shape.network_enabled,
         max_sessions=shape.max_sessions,
         max_sessions_memory_mb=shape.max_sessions_memory_mb,

@@ -540,6 +540,7 @@ class SandboxSection(Shape):
     docker_ready: Annotated[int, Field(ge=0, le=64)] = 2
     firecracker_kernel_path: Text | None = None
     firecracker_rootfs_path: Text | None = None
+    microvm_kernel: Text | None = None
 
 
 class ConfigFileTop(Shape):

@@ -160,6 +160,9 @@ class SandboxSettings:
     """Containers that wait for a program."""
     max_start_ms: float = 500.0
     """How long a warm start may take of what `auto` chooses."""
+    microvm_kernel: str | None = None
+    """Absolute; a kernel for virtual machines, or the folder of an unpacked package. None: the one that was fetched, or
+    that this host has."""
 
 
 @dataclass(frozen=True, slots=True)

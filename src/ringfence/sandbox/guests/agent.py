@@ -33,7 +33,7 @@ import sys
 import termios
 import time
 
-from ringfence.sandbox.guests import passage
+from ringfence.sandbox.guests import counting, passage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -209,6 +209,8 @@ class Loop:
         channel = self.channels.get(number)
         if kind == b"H":
             self._begin(body)
+        elif kind == b"C":
+            self._count()
         elif kind == b"O":
             (size,) = _WORD.unpack_from(body)
             self._order(number, json.loads(body[4 : 4 + size]), body[4 + size :])
@@ -219,6 +221,7 @@ class Loop:
         (size,) = _WORD.unpack_from(body)
         self.guest = GuestSettings(json.loads(body[4 : 4 + size]))
         _prepare(self.guest, body[4 + size :], self._writes)
+        self._count()
         version = list(sys.version_info[:3])
         self.tell(b"H", 0, {"python": version, "done": self.guest.done, "pid": os.getpid()})
 
@@ -231,8 +234,14 @@ class Loop:
             code = problem.errno if isinstance(problem, OSError) else 0
             self.tell(b"R", number, {"failed": f"{type(problem).__name__}: {problem}", "errno": code})
 
+    def _count(self) -> None:
+        """Tell what this guest counted of itself, if it does: always before that is judged."""
+        if counting.FILES:
+            self.tell(b"C", 0, counting.counted())
+
     def over(self, number: int, result: dict[str, Any]) -> None:
         self.channels.pop(number, None)
+        self._count()
         self.tell(b"R", number, result)
 
     # ── Children ──
@@ -710,7 +719,7 @@ def _prepare(guest: GuestSettings, code: bytes, stream: int) -> None:
             guest.done = harden.harden_further(guest.hardens, code)
         else:
             given = [harden.listener(guest.listens)] if guest.listens else []
-            guest.done, denials = harden.harden(guest.hardens, code)
+            guest.done, denials = harden.harden(guest.hardens, code, notify=guest.hands_over)
             if guest.hands_over:
                 given.insert(0, denials)
                 harden.hand_over(stream, given)

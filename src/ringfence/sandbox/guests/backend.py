@@ -50,6 +50,7 @@ _SHIPPED = (
     "process.zygote.landlock",
     "process.zygote.machine",
     "guests.harden",
+    "guests.counting",
     "guests.passage",
     "guests.agent",
     "guests.agent_staying",

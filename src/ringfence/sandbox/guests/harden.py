@@ -38,9 +38,9 @@ _SET_MODE_FILTER = 1
 _NEW_LISTENER = 8
 
 
-def harden(told: dict[str, Any], code: bytes) -> tuple[list[str], int]:
+def harden(told: dict[str, Any], code: bytes, *, notify: bool) -> tuple[list[str], int]:
     """`told`: what the guest is to be; `code`: the filter for system calls. Returns the steps that were done, and the
-    descriptor by which refused calls are told of, if there is one. Raises OSError."""
+    descriptor by which refused calls are told of, if they are to be (`notify`). Raises OSError."""
     done = []
     kernel.call("unshare", kernel.NEWCGROUP)  # the host has put this process where it belongs by now
     for step in (_shares, _proc, _terminals, _places, _read_only):
@@ -50,8 +50,7 @@ def harden(told: dict[str, Any], code: bytes) -> tuple[list[str], int]:
     if told.get("landlock") and landlock.version():
         _landlock(told)
         done.append("landlock")
-    listener = _seccomp(code)
-    return done, listener
+    return done, _seccomp(code, _NEW_LISTENER if notify else 0)
 
 
 def harden_further(told: dict[str, Any], code: bytes) -> list[str]:

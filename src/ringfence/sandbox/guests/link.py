@@ -120,6 +120,8 @@ class Link(asyncio.Protocol):
         """Why the stream has ended."""
         self.given: list[int] = []
         """The descriptors that the agent began with; whoever has the link closes them."""
+        self.counted: Json = {}
+        """What the guest counted of itself when it told last."""
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
         self._channels: dict[int, GuestOrder] = {}
@@ -165,6 +167,10 @@ class Link(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(_FRAME.pack(5 + sum(map(len, parts)), kind, number) + b"".join(parts))
 
+    def count(self) -> None:
+        """Ask for that anew."""
+        self.send(b"C", 0)
+
     def forget(self, number: int) -> None:
         self._channels.pop(number, None)
 
@@ -201,6 +207,9 @@ class Link(asyncio.Protocol):
     def _take(self, kind: bytes, number: int, body: bytes) -> None:
         if kind == b"H" and not self._hello.done():
             self._hello.set_result(_plain(body))
+            return
+        if kind == b"C":
+            self.counted = _plain(body)
             return
         channel = self._channels.get(number)
         if channel is not None:
