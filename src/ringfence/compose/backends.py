@@ -45,7 +45,7 @@ def _oci(settings: SandboxSettings, state: Path | None, keep_ready: int | None) 
     with deferred.loading():
         from ringfence.compose.guests import oci_backend  # noqa: PLC0415 - most boxes are no guests
 
-    return oci_backend(templates(settings), state)
+    return oci_backend(templates(settings), state, settings.setups)
 
 
 def _docker(settings: SandboxSettings, state: Path | None, keep_ready: int | None) -> GuestBackend:
@@ -80,7 +80,7 @@ class BackendRow:
 
 ROWS: Mapping[str, BackendRow] = {
     "process": BackendRow(_process),
-    "oci": BackendRow(_oci, stays=False),
+    "oci": BackendRow(_oci),
     "docker": BackendRow(_docker, stays=False, elsewhere=True),
     "microvm": BackendRow(_microvm, stays=False, probe_seconds=900.0),
 }

@@ -8,11 +8,12 @@ import tempfile
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from ringfence.config import paths
 from ringfence.config.settings import SandboxSettings
 from ringfence.core.aio import in_thread
-from ringfence.core.box import ImageRoot
+from ringfence.core.box import ImageRoot, SetUp
 from ringfence.packages.cache import PackageCache
 from ringfence.packages.images import build, guests, packing
 from ringfence.packages.images.host.environment import EnvironmentPackages
@@ -30,10 +31,12 @@ _LINKS = dict.fromkeys(("tmp", "var/tmp", "home/user"), "/workspace/tmp")
 log = logging.getLogger(__name__)
 
 
-def oci_backend(templates: Mapping[str, tuple[str, ...]], state: Path | None) -> GuestBackend:
+def oci_backend(
+    templates: Mapping[str, tuple[str, ...]], state: Path | None, setups: Mapping[str, SetUp] = MappingProxyType({})
+) -> GuestBackend:
     """Containers of runc or crun."""
     cache = PackageCache((state or paths.state_folder()) / "packages")
-    return GuestBackend(OciEngine(), partial(_root, cache, templates), templates)
+    return GuestBackend(OciEngine(), partial(_root, cache, templates), templates, setups)
 
 
 def docker_backend(

@@ -21,6 +21,7 @@ from ringfence.core.box import (
     FileFact,
     ImageRoot,
     Input,
+    Limits,
     Mount,
     OnOutput,
     Program,
@@ -32,6 +33,7 @@ from ringfence.core.model import Json, Recheck, always
 from ringfence.core.sessions import StaySpec
 from ringfence.sandbox.files import guarded, inputs
 from ringfence.sandbox.guests.engine import Ability, Guest, GuestEngine, GuestRoot, GuestShape
+from ringfence.sandbox.guests.files import GuestPlaces
 from ringfence.sandbox.guests.link import GuestGone, Link, first_words
 from ringfence.sandbox.guests.outlet import GuestOutlet
 from ringfence.sandbox.guests.run import GuestRun
@@ -176,10 +178,13 @@ class GuestBackend:
         given = (*(Input(name, Path(host), links=True) for name, host in setup.files.items()), *spec.inputs)
         placed = mounting.place(spec.mounts) if spec.mounts else ()
         folder: Path | None = None
+        given_at: int | None = None
         guest: Guest | None = None
         outlet: NetworkOutlet | None = None
 
         async def remove() -> None:
+            if given_at is not None:
+                os.close(given_at)
             if guest is not None:
                 await shielded(asyncio.ensure_future(self._remove(guest)))
             if folder is not None:
@@ -191,7 +196,7 @@ class GuestBackend:
             shape = GuestShape(root, spec.limits, folder, _mounts(as_run), placed, spec.folders, stays=True)
             guest = await self._engine.start(shape)
             self._guests.add(guest)
-            await self._boot(guest, as_run, root)
+            await self._boot(guest, as_run, root, stays=True)
             if as_run.network is not None:
                 outlet = await GuestOutlet.of(guest, as_run.network)
             link = guest.link
@@ -201,7 +206,10 @@ class GuestBackend:
                 env["PYTHONPATH"] = ":".join(filter(None, (env.get("PYTHONPATH"), *map(str, spec.packages))))
             lacking = image_root.lacks_cells(spec.image) if spec.root is not None else ""
             setups = tuple(source for source in (setup.source, spec.setup) if source)
-            runs = WhatRuns(root, env, spec.limits, setups, lacking or None)
+            if folder is not None:
+                given_at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            places = _places(guest, spec.limits, given_at)
+            runs = WhatRuns(root, env, spec.limits, places, setups, lacking or None)
             isolation = self._isolation(guest, as_run)
             if spec.setup is not None:
                 isolation["template"] = {"setup": "user", "started": "exec"}
@@ -275,17 +283,18 @@ class GuestBackend:
                 self._found[found] = await self._roots(spec.template, image)
         return self._found[found]
 
-    async def _boot(self, guest: Guest, spec: BoxSpec, root: GuestRoot) -> None:
+    async def _boot(self, guest: Guest, spec: BoxSpec, root: GuestRoot, *, stays: bool = False) -> None:
         """Start the agent. Raises Unavailable."""
         limits = spec.limits
         cpu = kernel_cpu_seconds(limits)
         hardens = guest.hardens or {}
         unprivileged = bool(hardens.get("unprivileged"))
+        apart = stays and _is_apart(guest)
         told: Json = {
             "python": root.agent,
-            "env": _ENV,
+            "env": {**_ENV, "TMPDIR": "/tmp"} if apart else _ENV,  # noqa: S108 - in the guest
             "output": "/workspace/output",
-            "folders": ["/workspace/output", "/workspace/tmp"],
+            "folders": [] if apart else ["/workspace/tmp"] if stays else ["/workspace/output", "/workspace/tmp"],
             "limits": {
                 "RLIMIT_NOFILE": limits.open_files,
                 "RLIMIT_FSIZE": longest_file(limits),
@@ -295,7 +304,7 @@ class GuestBackend:
                 "RLIMIT_SIGPENDING": _SIGNALS,
                 **({"RLIMIT_CPU": cpu} if cpu else {}),
             },
-            "harden": guest.hardens,
+            "harden": {**hardens, "apart": True} if apart else guest.hardens,
             "hand_over": guest.hands_over,
             "listen": PORT if spec.network is not None and guest.hands_over else 0,
         }
@@ -322,6 +331,20 @@ class GuestBackend:
         if spec.mounts:
             fact["mounts"] = [{"at": each.at, "mode": each.mode} for each in spec.mounts]
         return fact
+
+
+def _is_apart(guest: Guest) -> bool:
+    """Whether its folders for temporary files and for its user lie beside its workspace where it stays, as in every box
+    that stays: its agent can arrange that where it begins with the rights to mount."""
+    return "temporary" in (guest.hardens or {})
+
+
+def _places(guest: Guest, limits: Limits, given: int | None) -> GuestPlaces:
+    if not _is_apart(guest):
+        return GuestPlaces(limits, stays=("/workspace/tmp",), input=given, has_input=given is not None)
+    temporary = "/tmp"  # noqa: S108 - in the guest
+    kept = ("/workspace", temporary, "/home/user")
+    return GuestPlaces(limits, kept=kept, temporary=temporary, input=given, has_input=given is not None)
 
 
 def _put(given: Sequence[Input]) -> tuple[Path, tuple[FileFact, ...]]:

@@ -12,9 +12,11 @@ import struct
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future as ThreadFuture
 from contextlib import suppress
+from dataclasses import field
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from ringfence.core.aio import begun
 from ringfence.core.errors import Refused, Unavailable
 from ringfence.core.model import Json, Status
 from ringfence.core.record import plain
@@ -34,6 +36,10 @@ _STALLED_SECONDS = 120.0
 """Programs can stop the child that does the work: then nobody waits for it any longer than that."""
 
 
+async def _at_once() -> None:
+    """A guest that is always awake."""
+
+
 @plain
 class WayToFiles:
     """How the files of a guest are reached."""
@@ -44,9 +50,42 @@ class WayToFiles:
     """The folder of the guest that its paths begin at."""
     beneath: bool = False
     """Whether that stands for /workspace alone, and links lead out of it; else for the root."""
+    wake: Callable[[], Awaitable[None]] = _at_once
+    """Before each piece of work: from then on the guest's agent answers, though programs may stand still. Raises
+    OSError and Unavailable."""
+    doze: Callable[[], Awaitable[None]] = _at_once
+    """After it."""
+    resting: set[asyncio.Task[None]] = field(default_factory=set)
 
     def order(self, what: str, **more: Any) -> Json:
         return {"do": "files", "what": what, "base": self.base, "beneath": self.beneath, **more}
+
+    async def ordered(self, order: Mapping[str, Any]) -> GuestOrder:
+        """A piece of work that was ordered; the guest is awake until it is over. Raises Unavailable."""
+        await self.begin()
+        try:
+            channel = opened(self.link, order)
+        except BaseException:
+            await self.rest()
+            raise
+        channel.result.add_done_callback(self._over)
+        return channel
+
+    async def begin(self) -> None:
+        """Raises Unavailable."""
+        try:
+            await self.wake()
+        except OSError as problem:
+            raise Unavailable("guest_failed", f"the box cannot go on for its files: {problem}") from problem
+
+    async def rest(self) -> None:
+        with suppress(OSError, Unavailable):  # it is woken again for what is asked next
+            await self.doze()
+
+    def _over(self, _: object) -> None:
+        task = begun(self.rest())
+        self.resting.add(task)
+        task.add_done_callback(self.resting.discard)
 
     def wait_for(self, work: Coroutine[Any, Any, T], seconds: float | None = _STALLED_SECONDS) -> T:
         """Have it done in the loop, from a thread. Raises Unavailable where it takes too long."""
@@ -75,7 +114,7 @@ class GuestCall:
         self._channel: GuestOrder = way.wait_for(self._open(way.order(what, **order)))
 
     async def _open(self, order: Mapping[str, Any]) -> GuestOrder:
-        channel = opened(self._way.link, order)
+        channel = await self._way.ordered(order)
         channel.on_output = self._take
         channel.result.add_done_callback(self._end)
         return channel

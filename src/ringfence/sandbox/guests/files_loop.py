@@ -90,20 +90,29 @@ class GuestWatcher:
     async def begun(cls, way: WayToFiles, order: dict[str, Any], path: str) -> GuestWatcher:
         """Returns when changes are reported. Raises Refused and Unavailable."""
         made = cls(way, path)
-        made._channel = opened(way.link, order)
-        made._channel.on_output = made._take
-        made._channel.result.add_done_callback(lambda _: made._more.set())
+        await way.begin()  # later it need not be awake: while its programs stand still, nothing changes
         try:
-            async with asyncio.timeout(_BEGIN_SECONDS):
-                kind, data = await made._record()
-        except TimeoutError:
-            made.close()
-            raise stalled() from None
+            kind, data = await made._begin(order)
+        finally:
+            await way.rest()
         if kind == b"E":
             told = decoded(data)
             malformed_unless(isinstance(told, dict))
             raise refused(told, path)
         return made
+
+    async def _begin(self, order: dict[str, Any]) -> tuple[bytes, bytes]:
+        self._channel = opened(self._way.link, order)
+        self._channel.on_output = self._take
+        self._channel.result.add_done_callback(lambda _: self._more.set())
+        try:
+            async with asyncio.timeout(_BEGIN_SECONDS):
+                return await self._record()
+        except BaseException as problem:
+            self.close()
+            if isinstance(problem, TimeoutError):
+                raise stalled() from None
+            raise
 
     def _take(self, kind: bytes, data: bytes) -> Awaitable[None] | None:
         if kind != b"1" or self._closed:

@@ -34,6 +34,7 @@ _SHARES = {
 """Bounds for all users of the guest. The one user namespace is made below: programs can make none."""
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _TEMPORARY = "/workspace/tmp"
+_TMP = "/tmp"  # noqa: S108 - in the guest
 _SET_MODE_FILTER = 1
 _NEW_LISTENER = 8
 
@@ -100,13 +101,43 @@ def _proc(told: dict[str, Any]) -> None:
 def _places(told: dict[str, Any]) -> None:
     """The other folders that programs write to are one of the workspace, as in every box: one disk has one limit."""
     kernel.call("umount2", b"/tmp", kernel.MNT_DETACH)
+    os.makedirs("/dev/shm", exist_ok=True)  # noqa: S108 - in the guest
+    if told.get("apart"):
+        _apart(told)
+        return
     os.seteuid(told["user"])  # whose workspace it is
     os.makedirs(_TEMPORARY, 0o755, exist_ok=True)
     os.seteuid(0)
-    os.makedirs("/dev/shm", exist_ok=True)  # noqa: S108 - in the guest
     for at in told["temporary"]:
         if os.path.isdir(at):
             kernel.bind(_TEMPORARY, at, 0)
+
+
+def _apart(told: dict[str, Any]) -> None:
+    """In a guest that stays the workspace begins empty, and those other folders lie beside it on the same disk, which
+    is where the workspace is mounted until then."""
+    disk = "/workspace"
+    mounted: list[str] = []
+    for at in sorted(_mounted()):
+        if at.startswith(f"{disk}/") and not any(at.startswith(f"{each}/") for each in mounted):
+            mounted.append(at)
+    os.seteuid(told["user"])
+    for name in ("workspace", "tmp", "home", "home/user"):
+        os.mkdir(f"{disk}/{name}", 0o755)
+    for at in mounted:
+        target = disk + at
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        if os.path.isdir(at):
+            os.makedirs(target, exist_ok=True)
+        else:
+            os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+    os.seteuid(0)
+    for at in told["temporary"]:
+        if os.path.isdir(at):
+            kernel.bind(disk + (at if at == "/home/user" else _TMP), at, 0)
+    for at in mounted:
+        kernel.bind(at, disk + at, 0)
+    kernel.bind(f"{disk}/workspace", disk, 0)
 
 
 def _terminals(told: dict[str, Any]) -> None:
@@ -117,9 +148,7 @@ def _terminals(told: dict[str, Any]) -> None:
 def _read_only(told: dict[str, Any]) -> None:
     """Every mount but the folders that programs write to: those keep that right alone."""
     writable, lent = set(told["writable"]), set(told["lent"])
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
-        places = [_unescaped(line.split(" ")[4]) for line in mounts]
-    for at in dict.fromkeys(places):
+    for at in _mounted():
         flags = kernel.ATTR_NOSUID
         if at not in writable and at not in ("/proc", "/dev/pts"):
             flags |= kernel.ATTR_RDONLY
@@ -129,6 +158,12 @@ def _read_only(told: dict[str, Any]) -> None:
             flags |= kernel.ATTR_NOEXEC
         if os.path.lexists(at):
             _set(at, flags)
+
+
+def _mounted() -> list[str]:
+    """Where something is mounted, each place once."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
+        return list(dict.fromkeys(_unescaped(line.split(" ")[4]) for line in mounts))
 
 
 def _set(at: str, flags: int) -> None:

@@ -11,7 +11,7 @@ import os
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from socket import CMSG_SPACE, MSG_CMSG_CLOEXEC, socket
-from typing import Any
+from typing import Any, cast
 
 from ringfence.core.errors import Unavailable
 from ringfence.core.model import Json
@@ -181,8 +181,7 @@ class Link(asyncio.Protocol):
     # ── Of the transport ──
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # as it is in every loop, though not by its class
 
     def data_received(self, data: bytes) -> None:
         self._received += data

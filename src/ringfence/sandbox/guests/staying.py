@@ -11,6 +11,7 @@ import contextlib
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from socket import socket
 from typing import Any
 
@@ -23,6 +24,8 @@ from ringfence.core.sessions import Command, Tell
 from ringfence.sandbox.files.guarded import Held
 from ringfence.sandbox.guests.command import GuestCommand
 from ringfence.sandbox.guests.engine import Guest, GuestRoot, GuestUsage
+from ringfence.sandbox.guests.files import GuestFiles, GuestPlaces
+from ringfence.sandbox.guests.files_call import WayToFiles
 from ringfence.sandbox.guests.interpreter import GuestInterpreter
 from ringfence.sandbox.guests.late_output import GuestLateOutput
 from ringfence.sandbox.guests.link import GuestGone, Link
@@ -48,6 +51,7 @@ class WhatRuns:
     root: GuestRoot
     env: Mapping[str, str]
     limits: Limits
+    places: GuestPlaces
     setups: tuple[str, ...] = ()
     """Python source that each interpreter runs before its first cell."""
     lacks_interpreter: str | None = None
@@ -105,6 +109,10 @@ class StayingGuest:
         link.gone.add_done_callback(lambda _: guest.kill())
         late = link.open({"do": "late"})
         late.on_output = self.late_output.feed
+
+    def files(self, on_host: tuple[str, ...] = ()) -> GuestFiles:
+        way = WayToFiles(self.link, asyncio.get_running_loop(), wake=self.wake, doze=self.doze)
+        return GuestFiles(way, replace(self._runs.places, on_host=on_host))
 
     # ── What runs in it ──
 
