@@ -226,7 +226,7 @@ async def test_files_that_are_new_or_changed_are_named_once(box: StayingGuest) -
     interpreter = await box.interpreter()
     report = await cell(
         interpreter,
-        "import os\nos.mkdir('output')\nopen('/workspace/output/a', 'w').write('one')\nos.symlink('a', '/workspace/output/l')",
+        "import os\nos.mkdir('output')\nopen('output/a', 'w').write('one')\nos.symlink('a', 'output/l')",
     )
     assert [(fact.path, fact.bytes) for fact in report.report.files] == [("/workspace/output/a", 3)]
     assert report.report.skipped == {"/workspace/output/l": "it is a symbolic link"}
@@ -239,7 +239,13 @@ async def test_files_that_are_new_or_changed_are_named_once(box: StayingGuest) -
 
 async def test_a_file_that_is_changed_through_memory_is_named(box: StayingGuest) -> None:
     interpreter = await box.interpreter()
-    source = "import mmap, os\nos.mkdir('output')\nf = open('/workspace/output/m', 'w+b')\nf.truncate(4096)\nm = mmap.mmap(f.fileno(), 4096)"
+    source = """
+import mmap, os
+os.mkdir("output")
+f = open("output/m", "w+b")
+f.truncate(4096)
+m = mmap.mmap(f.fileno(), 4096)
+"""
     assert len((await cell(interpreter, source)).report.files) == 1
     assert len((await cell(interpreter, "m[0] = 7")).report.files) == 1
     assert (await cell(interpreter, "1")).report.files == ()
