@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,10 @@ from ringfence.config.settings import SandboxSettings
 from ringfence.core.box import BoxReport, BoxSpec, ImageRoot, Mount, Program
 from ringfence.core.errors import Unavailable
 from ringfence.core.ports import Backend
+from ringfence.core.sessions import Cell, Command, StaySpec, discard_output, discard_value
 from ringfence.packages.images import guests
+from ringfence.sandbox.guests.backend import GuestBackend
+from ringfence.sandbox.guests.interpreter import GuestInterpreter
 from tests.rooting import system_root, variant
 
 pytestmark = pytest.mark.anyio
@@ -27,8 +31,9 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=["oci"])
-async def backend(state: Path, request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
+async def backend(state: Path, request: pytest.FixtureRequest) -> AsyncIterator[GuestBackend]:
     made = make_backend(SandboxSettings(backend=request.param), state)
+    assert isinstance(made, GuestBackend)
     try:
         await made.run(BoxSpec(Program("command", argv=("true",))))
     except Unavailable as exc:
@@ -124,6 +129,35 @@ async def test_what_shows_values_needs_an_interpreter_of_our_version(
     report = await run(backend, image, Program("python", b"6 * 7", cell=True))
     shown = [each.data["text/plain"] for each in report.shown]
     assert shown == (["42"] if image.version == sys.version_info[:2] else []) and report.exit_status == 0
+
+
+async def test_cells_run_with_the_interpreter_of_the_image_and_keep_their_state(
+    backend: GuestBackend, state: Path, system: Path
+) -> None:
+    image = await taken(state, system)
+    box = await backend.open(StaySpec(root=image.folder, image=image, env=image.env, setup="ready = 35"))
+    try:
+        interpreter = await box.interpreter()
+        done = [await value(interpreter, each) for each in ("import sys\nx = 7\n(sys.executable, ready)", "ready + x")]
+        assert done == [f"({image.python!r}, 35)", "42"]
+        assert box.isolation["image"]["digest"] == image.digest
+        command = await box.command(Command((), source=b"import sys; print(sys.executable)"), discard_output)
+        assert (await command.over()).stdout.text == f"{image.python}\n"
+    finally:
+        await box.end()
+    old = replace(image, version=(3, 9))
+    box = await backend.open(StaySpec(root=image.folder, image=old))
+    try:
+        with pytest.raises(Unavailable, match=r"has Python 3\.9, and interpreters that keep their state need"):
+            await box.interpreter()
+    finally:
+        await box.end()
+
+
+async def value(interpreter: GuestInterpreter, source: str) -> str:
+    report = await interpreter.run(Cell(source.encode()), discard_output, discard_value)
+    assert report.error is None, report.error
+    return report.results[-1].data["text/plain"]
 
 
 async def test_the_root_is_made_once_takes_no_room_and_is_looked_at(
