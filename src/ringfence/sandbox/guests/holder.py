@@ -127,7 +127,7 @@ def _show(view: str, name: str, folder: str, points: list[list[str]]) -> None:
 
 
 def _lend(view: str, order: dict[str, Any]) -> None:
-    path, flags = order["path"], _READ_ONLY & ~order.get("writable", False)
+    path, flags = order["path"], _SAFE if order.get("writable") else _READ_ONLY
     found = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         seen = os.fstat(found)
