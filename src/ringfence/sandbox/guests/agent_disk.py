@@ -252,9 +252,11 @@ def remove(folder: int, name: str, begin: Callable[[], None]) -> None:
     os.rmdir(gone, dir_fd=folder)
 
 
-def empty(folder: int, stays: tuple[str, ...] = ()) -> None:
+def empty(folder: int, stays: tuple[str, ...] = (), skips: tuple[str, ...] = ()) -> None:
     """Remove everything in it but file systems of their own, and folders that always stay, which are emptied."""
     for name in os.listdir(folder):
+        if name in skips:
+            continue
         try:
             if name in stays and stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
                 below = _open_by_force(folder, name)

@@ -319,9 +319,11 @@ class Work:
     def clear(self) -> None:
         """Empty these folders, which are made where they are missing."""
         for place in self.order["places"]:
-            stays = tuple(each[-1] for each in self.order["stays"] if each[:-1] == place)
+            stays, skips = (
+                tuple(each[-1] for each in self.order[what] if each[:-1] == place) for what in ("stays", "skips")
+            )
             folder, _ = self.made(place)
-            empty(folder, stays)
+            empty(folder, stays, skips)
             os.close(folder)
 
     def put(self) -> None:

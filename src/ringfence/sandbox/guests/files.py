@@ -39,6 +39,7 @@ from ringfence.sandbox.guests.files_call import (
     GuestCall,
     WayToFiles,
     decoded,
+    leaving,
     malformed_unless,
     opened,
 )
@@ -126,15 +127,16 @@ class GuestFiles:
         most = workspace.MAX_LISTED
         call = self._call("entries", path, most=most, depth=min(depth, DEEPEST))
         found: Entries = []
-        for _, data in call.records():
-            found.append(_entry(parts, decoded(data)))
-            malformed_unless(len(found) <= most)
+        with leaving(call) as records:
+            for _, data in records:
+                found.append(_entry(parts, decoded(data)))
+                malformed_unless(len(found) <= most)
         return found
 
     def stat(self, path: str) -> EntryInfo:
         top = [] if self._way.beneath else [WORKSPACE[1:]]
-        call = self._call("stat", path, top=top)
-        told = [decoded(data) for _, data in call.records()]
+        with leaving(self._call("stat", path, top=top)) as records:
+            told = [decoded(data) for _, data in records]
         malformed_unless(len(told) == 1)
         return _entry(parts_of(path), told[0])
 
@@ -354,16 +356,17 @@ class GuestFiles:
 def _contents(call: GuestCall, most: int | None) -> Iterator[bytes]:
     """Of a file, up to the size that the guest said first."""
     left = -1
-    for kind, data in call.records():
-        if kind == b"J":
-            told = decoded(data)
-            malformed_unless(left < 0 and isinstance(told, dict) and isinstance(told.get("size"), int))
-            left = told["size"]
-            malformed_unless(left >= 0 and (most is None or left <= most))
-            continue
-        left -= len(data)
-        malformed_unless(left >= 0)
-        yield data
+    with leaving(call) as records:
+        for kind, data in records:
+            if kind == b"J":
+                told = decoded(data)
+                malformed_unless(left < 0 and isinstance(told, dict) and isinstance(told.get("size"), int))
+                left = told["size"]
+                malformed_unless(left >= 0 and (most is None or left <= most))
+                continue
+            left -= len(data)
+            malformed_unless(left >= 0)
+            yield data
 
 
 def _entry(above: tuple[str, ...], told: Any) -> EntryInfo:

@@ -11,7 +11,7 @@ import json
 import struct
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future as ThreadFuture
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import field
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -173,7 +173,8 @@ class GuestCall:
 
     def leave(self) -> None:
         """Take nothing more of it. Work that goes on is ended."""
-        self._way.loop.call_soon_threadsafe(self._leave)
+        with suppress(RuntimeError):  # the loop is closed, and the guest with it
+            self._way.loop.call_soon_threadsafe(self._leave)
 
     def _leave(self) -> None:
         self._channel.on_output = _ignore
@@ -297,6 +298,15 @@ def decoded(data: bytes) -> Any:
 
 def pack_record(kind: bytes, data: bytes) -> bytes:
     return _HEADER.pack(kind, len(data)) + data
+
+
+@contextmanager
+def leaving(call: GuestCall) -> Iterator[Iterator[tuple[bytes, bytes]]]:
+    """What a guest says, for a reader that may find it malformed, or go no further."""
+    try:
+        yield call.records()
+    finally:
+        call.leave()
 
 
 def malformed_unless(holds: object) -> None:

@@ -52,14 +52,14 @@ class GuestSpool:
         await self._channel.write(data)
 
     def drop(self) -> None:
-        self._last = asyncio.ensure_future(self._finish(b""))
+        self._last = asyncio.ensure_future(self._finish(self._last, b""))
 
-    async def _finish(self, last: bytes) -> None:
-        await self._write(self._last, last)
+    async def _finish(self, before: asyncio.Future[None] | None, last: bytes) -> None:
+        await self._write(before, last)
         self._channel.end()
 
     async def close(self) -> bool:
-        await self._finish(pack_record(b".", b""))
+        await self._finish(self._last, pack_record(b".", b""))
         try:
             async with asyncio.timeout(_BEGIN_SECONDS):
                 await asyncio.shield(self._channel.result)

@@ -18,7 +18,7 @@ from ringfence.sandbox.files.paths import DEEPEST, KINDS, LONGEST_NAME, LONGEST_
 from ringfence.sandbox.files.tree import write_tree
 from ringfence.sandbox.files.walk import MAX_ENTRIES, empty, too_large
 from ringfence.sandbox.guests import files_call
-from ringfence.sandbox.guests.files_call import GuestCall, WayToFiles, decoded, malformed_unless
+from ringfence.sandbox.guests.files_call import GuestCall, WayToFiles, decoded, leaving, malformed_unless
 
 _KINDS = ("file", "dir", "link", "other")
 _DIGEST = 64
@@ -35,9 +35,14 @@ Left = Callable[[str, str], None]
 def walked(call: GuestCall, most: int, left: Left | None = None) -> Iterator[tuple[TreeNode, Iterator[bytes]]]:
     """What a guest says of a tree: each entry, and the contents of a file, which are read before the next one. Raises
     Unavailable for what is no tree."""
-    records = call.records()
+    with leaving(call) as records:
+        yield from _walked(records, most, left)
+
+
+def _walked(
+    records: Iterator[tuple[bytes, bytes]], most: int, left: Left | None
+) -> Iterator[tuple[TreeNode, Iterator[bytes]]]:
     seen: set[str] = set()
-    node: TreeNode | None = None
     missing = 0
 
     def contents() -> Iterator[bytes]:
@@ -157,7 +162,8 @@ class GuestTree:
         return TakenTree(nodes, has_input)
 
     def clear(self) -> None:
-        self._call("clear", stays=[list(each) for each in self.stays]).done()
+        skipped = [] if self.input_descriptor is None else [list(self.input_parts or ())]
+        self._call("clear", stays=[list(each) for each in self.stays], skips=skipped).done()
         if self.input_descriptor is not None:
             empty(self.input_descriptor, None)
 
