@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ringfence.doctor.placement import StayingBackend
     from ringfence.sandbox.guests.backend import GuestBackend
     from ringfence.sandbox.process.backend import ProcessBackend
+    from ringfence.sandbox.wasm.backend import WasmBackend
 
 
 # ── How each is made ──────────────────────────────────────────────────────────────────────────────
@@ -62,6 +63,17 @@ def _microvm(settings: SandboxSettings, state: Path | None, keep_ready: int | No
     return microvm_backend(templates(settings), state, settings.microvm_kernel)
 
 
+def _wasm(settings: SandboxSettings, state: Path | None, keep_ready: int | None) -> WasmBackend:
+    with deferred.loading():
+        from ringfence.config import paths  # noqa: PLC0415
+        from ringfence.sandbox.process.host.capabilities import HostCapabilities  # noqa: PLC0415
+        from ringfence.sandbox.wasm.backend import WasmBackend  # noqa: PLC0415
+
+    HostCapabilities.detect().require(settings.accept_missing)
+    folder = state or paths.state_folder()
+    return WasmBackend(folder, accept_missing=settings.accept_missing, templates=templates(settings), depth=keep_ready)
+
+
 @plain
 class BackendRow:
     """How a backend is made, and what is known of it before it is. Its level is in `core.box.BACKENDS`."""
@@ -83,6 +95,7 @@ ROWS: Mapping[str, BackendRow] = {
     "oci": BackendRow(_oci),
     "docker": BackendRow(_docker, stays=False, elsewhere=True),
     "microvm": BackendRow(_microvm, stays=False, probe_seconds=900.0),
+    "wasm": BackendRow(_wasm, stays=False, general=False),
 }
 """One row for each backend that is built: the others are in `core.box.NOT_BUILT`."""
 

@@ -55,6 +55,9 @@ log = logging.getLogger(__name__)
 
 _NO_SETUP = SetUp()
 _NO_SETUPS: Mapping[str, SetUp] = MappingProxyType({})
+_NO_WARMUPS: Mapping[str, str] = MappingProxyType({})
+_WARMUP_CPU_SECONDS = 60
+"""The kernel counts all processor time of a process; what it used before its program came is not the program's."""
 _TEST_SECONDS = (30.0, 600.0)
 """How long the box of the self-test may take; a machine that is too slow for the first gets the second."""
 _REAP_SECONDS = 10.0
@@ -73,16 +76,19 @@ class ProcessBackend:
         accept_missing: Sequence[str] = (),
         templates: Mapping[str, tuple[str, ...]] = TEMPLATES,
         setups: Mapping[str, SetUp] = _NO_SETUPS,
+        warmups: Mapping[str, str] = _NO_WARMUPS,
         without: Sequence[str] = (),
         depth: int | None = None,
         state: Path | None = None,
     ) -> None:
-        """`without` leaves confinement steps out, for tests that each is needed; facts and `doctor` report it. `depth`:
-        boxes of a kind that are kept ready. `state`: a folder that is its owner's, where the self-test is remembered.
+        """`warmups`: by template, source of ours that each box runs before it is ready. `without` leaves confinement
+        steps out, for tests that each is needed; facts and `doctor` report it. `depth`: boxes of a kind that are kept
+        ready. `state`: a folder that is its owner's, where the self-test is remembered.
         """
         self._accepted = tuple(accept_missing)
         self._templates = templates
         self._setups = setups
+        self._warmups = warmups
         self._without = tuple(without)
         self._cgroups: Cgroups | None = None
         self._depth = depth
@@ -145,7 +151,10 @@ class ProcessBackend:
             shape["noexec"] = "noexec" not in self._without
             if "execute" not in self._without:
                 shape["executable"] = list(baseline.programs.executable)
+        if baseline.warmup and shape["cpu_seconds"]:
+            shape["cpu_seconds"] += _WARMUP_CPU_SECONDS
         box = await pool.take(baseline, limits, shape)
+        box.warmed = bool(baseline.warmup)
         self._look_at_root(box, baseline)
         self._inherited = box.inherited
         run = ProgramRun(box, spec, str(interpreter()), partial(self._isolation, box, spec), tell)
@@ -428,6 +437,8 @@ class ProcessBackend:
         if not self._counts("memory"):
             left_out.add("memfd")  # nothing else would see it
         baseline = Baseline(spec.tenant, spec.template, preload, trees, tuple(sorted(left_out)), packages)
+        if spec.template in self._warmups:
+            baseline = replace(baseline, warmup=self._warmups[spec.template])
         if spec.installs:
             baseline = replace(baseline, installs=True)
         if spec.root is not None:

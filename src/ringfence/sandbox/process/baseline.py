@@ -40,6 +40,8 @@ class Baseline:
     """Those of the trees that modules are imported from."""
     setup: str = ""
     """The operator's Python source, run once in the zygote; sessions start with its names."""
+    warmup: str = ""
+    """Our Python source, run in each box once that is confined, and before it is ready for a program."""
     stays: bool = False
     """Its boxes stay; what runs cell after cell in them is loaded."""
     mounts: tuple[mounting.Placed, ...] = ()
@@ -99,6 +101,7 @@ def configuration(baseline: Baseline, *, own_ids: bool) -> dict[str, Any]:
         "packages": [*baseline.packages, *([f"{baseline.home}/{INSTALLED}"] if baseline.installs else [])],
         "stays": baseline.stays and image is None,
         "setup": baseline.setup,
+        "warmup": baseline.warmup,
         "own_ids": own_ids,
         "mounts": [each.words for each in baseline.mounts],
         "image": [] if image is None else [image.words],

@@ -188,6 +188,8 @@ class BoxMember:
         self.pid = 0
         """As the host numbers it."""
         self.begun = False
+        self.warmed = False
+        """Whether it worked before it was ready, which is no work of its program."""
         self.ready: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[ProcessExit | None] = loop.create_future()
         self._account = account or Account(0)

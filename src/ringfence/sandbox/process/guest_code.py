@@ -98,6 +98,13 @@ def plain_words(program: Program) -> list[str]:
     return [program.name, *program.argv] if program.name != "-c" else ["-c", _RUN_SOURCE, *program.argv]
 
 
+def sources() -> list[tuple[str, bytes | None]]:
+    """The modules that run a program, each after those that it needs, as source for an interpreter of any version.
+    Packages among them have none."""
+    parts: list[tuple[str, bytes | None]] = marshal.loads(_parts(_OF_PROGRAMS, compiled=False))  # noqa: S302 - ours
+    return parts
+
+
 @cache
 def _parts(modules: tuple[str, ...], *, compiled: bool = True) -> bytes:
     """Modules of the guest, compiled for an interpreter of the same version as this one, or as source for any."""

@@ -35,6 +35,7 @@ class RunWatch:
         self._rhythm = Rhythm(box.hub.pulse, lambda: worked(box), self._look)
         self._full: Limit | None = None
         self._processes = 0
+        self._cpu_before = 0.0
         self._cpu_ms = 0.0
         self.peak = 0
         """The most memory seen."""
@@ -42,6 +43,8 @@ class RunWatch:
         """How far memory use was beyond its limit when that was noticed."""
 
     def start(self) -> None:
+        if self._box.warmed:
+            self._cpu_before = self._usage()[1]
         self._rhythm.start()
 
     def stop(self) -> None:
@@ -65,10 +68,10 @@ class RunWatch:
         group = self._box.group
         parts = group.usage_parts() if group is not None else None
         if parts is not None and group is not None:
-            return counted_memory(self._box, *parts), group.cpu_ms() or 0.0
+            return counted_memory(self._box, *parts), (group.cpu_ms() or 0.0) - self._cpu_before
         used, cpu_ms, count = added_up(self._box, self._limits.memory_bytes)
         self._processes = max(self._processes, count)
-        return used, cpu_ms
+        return used, cpu_ms - self._cpu_before
 
     def _look_at_disk(self) -> None:
         with contextlib.suppress(OSError, KeyError):
@@ -88,7 +91,7 @@ class RunWatch:
         """All time used; processes killed with the box's first one are not in the account of the reaped."""
         group = self._box.group
         counted = group.count().cpu_ms if group is not None else None
-        return max(reaped, self._cpu_ms, counted or 0.0)
+        return max(reaped - self._cpu_before, self._cpu_ms, (counted or 0.0) - self._cpu_before)
 
     def peak_memory(self, largest: int) -> int:
         """The most that was seen in use. The group's own peak is no help: it counts files and their cache."""

@@ -109,6 +109,7 @@ class Zygote:
         with open("/proc/sys/kernel/cap_last_cap", encoding="ascii") as file:
             self._last_capability = int(file.read())
         self._pins.wanted = not config["stays"] and not config["image"]
+        worker.add_warmup(config["warmup"])
         if config["stays"]:
             worker.load_cells()
         if config["image"]:

@@ -18,7 +18,7 @@ from ringfence.sandbox.process.zygote.plan import CHANNEL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import ModuleType
+    from types import CodeType, ModuleType
     from typing import Any
 
 _MESSAGE_BYTES = 65536
@@ -34,6 +34,7 @@ def confine_process(site: confine.BuildSite) -> socket.socket:
     """Confine the process that is to run a program. Returns its channel to the supervisor."""
     try:
         seen = site.carry_out()
+        _warm_up()
         channel = _announced(socket.socket(fileno=CHANNEL), site.descriptors, seen)
         if site.open_files:
             resource.setrlimit(resource.RLIMIT_NOFILE, (site.open_files, site.open_files))
@@ -53,6 +54,27 @@ def _announced(channel: socket.socket, descriptors: dict[str, int], seen: list[s
     send(channel, " ".join(["closed", *names]) + "\n" + " ".join(seen), given)
     close(given)
     return channel
+
+
+_warmups: list[tuple[CodeType, dict[str, Any]]] = []
+_before_warmup: list[int] = []
+"""The descriptors from before, in a box that was warmed up: what was made ready there keeps its own."""
+
+
+def add_warmup(source: str) -> None:
+    """Have every box of this zygote run this before it is ready. Threads are welcome: no box is forked from a box."""
+    if source:
+        _warmups.append((compile(source, "<warmup>", "exec", dont_inherit=True), {"__name__": "warmup"}))
+
+
+def _warm_up() -> None:
+    """Raises OSError."""
+    for code, names in _warmups:
+        _before_warmup.extend(filter(_is_open, map(int, os.listdir("/proc/self/fd"))))
+        try:
+            exec(code, names)  # noqa: S102 - it comes from the supervisor
+        except Exception as exc:
+            raise OSError(f"what was to be ready in it is not: {exc}") from exc
 
 
 _cells: list[ModuleType] = []
@@ -100,7 +122,10 @@ def program(channel: socket.socket) -> runner.GuestProgram:
     if by_descriptor:
         os.dup2(descriptors[3], 3)
         os.set_inheritable(3, True)
-    kernel.close_from(4 if by_descriptor else 3)
+    if _before_warmup:
+        close([each for each in {*_before_warmup, *descriptors} - {0, 1, 2} if _is_open(each)])
+    else:
+        kernel.close_from(4 if by_descriptor else 3)
     if order["env"]:
         os.environ.update(order["env"])
     if order["kind"] == "fresh" and not by_descriptor:
@@ -220,3 +245,11 @@ def send(channel: socket.socket, text: str, descriptors: list[int]) -> None:
 def close(descriptors: list[int]) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:  # the one that listed them, or one that was sent
+        return False
+    return True
