@@ -7,6 +7,7 @@ the report can tell by itself, they are asked.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 from ringfence.doctor.case import Case, Judge, Trial, claimed
 from ringfence.doctor.fake_internet import ALLOWED, PUBLIC
@@ -18,6 +19,10 @@ class NeedsMoreTime(str):
     """A complaint that more time may answer. No machine is so slow that a promise is broken by that alone."""
 
     __slots__ = ()
+
+
+# In WebAssembly it has few words for what it refuses.
+_OF_THE_RUNTIME = ("EPERM", "ENOENT", "EIO")
 
 
 def stopped(trial: Trial) -> bool:
@@ -250,12 +255,21 @@ def ended_as(*words: str) -> Judge:
     return judge
 
 
+def refusals(trial: Trial, words: Sequence[str]) -> Sequence[str]:
+    """These words for a refusal, and those that the backend of this trial has instead."""
+    return words if trial.report.isolation.get("backend") != "wasm" else (*words, *_OF_THE_RUNTIME)
+
+
 def answered(*words: str) -> Judge:
     """The program got a refusal in one of these words."""
 
     def judge(trial: Trial) -> str | None:
         detail = str((trial.claim or {}).get("detail", ""))
-        return None if any(word in detail for word in words) else f"it got {detail!r}, not {' or '.join(words)}"
+        return (
+            None
+            if any(word in detail for word in refusals(trial, words))
+            else f"it got {detail!r}, not {' or '.join(words)}"
+        )
 
     return judge
 

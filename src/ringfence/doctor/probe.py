@@ -5,8 +5,8 @@ A program tries one thing and says in one line of JSON what came of it: `{"done"
 
 from __future__ import annotations
 
-import ctypes
 import errno
+import io
 import json
 import os
 import select
@@ -16,6 +16,22 @@ import sys
 import time  # noqa: F401 - for the programs
 from collections.abc import Callable
 from typing import Any
+
+
+class _Missing:
+    """A module that is not there, to whoever needs it."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ImportError("there is no ctypes")
+
+
+try:
+    import ctypes
+
+    _libc: Any = ctypes.CDLL(None, use_errno=True)
+    _libc.syscall.restype = ctypes.c_long
+except ImportError:
+    ctypes = _libc = _Missing()  # type: ignore[assignment]
 
 given: dict[str, Any] = {}
 """What the harness tells a program: where its canaries lie, on which port it listens, the limits."""
@@ -104,8 +120,6 @@ _NUMBERS: dict[str, int | tuple[int, int]] = {
     "vhangup": (153, 58),
     "vmsplice": (278, 75),
 }
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long
 
 
 def number(name: str) -> int:
@@ -279,3 +293,29 @@ def leave() -> None:
     """End at once, without what the interpreter does at its end."""
     sys.stdout.flush()
     os._exit(0)
+
+
+def _tell_what_lacks(kind: type[BaseException], exc: BaseException, trace: object) -> None:
+    cannot(f"in WebAssembly a program cannot even try it: {exc}")
+
+
+class _Whole(io.FileIO):
+    """A file that writes all that it is given: the runtime takes little at a time."""
+
+    def write(self, data: Any) -> int:
+        at = 0
+        while at < len(data):
+            at += super().write(data[at:])
+        return at
+
+
+_usual = open
+
+
+def _open(file: Any, mode: str = "r", buffering: int = -1, **more: Any) -> Any:
+    return _Whole(file, mode.replace("b", "")) if buffering == 0 else _usual(file, mode, buffering, **more)
+
+
+if sys.platform == "wasi":
+    sys.excepthook = _tell_what_lacks
+    open = _open

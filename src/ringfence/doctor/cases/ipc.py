@@ -122,9 +122,11 @@ ready()
         found = []
         for number in range(3, 1024):
             try:
-                os.fstat(number)
+                mode = os.fstat(number).st_mode
             except OSError:
                 continue
+            if sys.platform == "wasi" and stat.S_ISDIR(mode):
+                continue  # the number of one of its own folders
             try:
                 found.append(f"{number}: {os.readlink(f'/proc/self/fd/{number}')}")
             except OSError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ringfence.core.box import Limits
 from ringfence.doctor.case import TIGHT, Case, Judge, Trial, claimed
-from ringfence.doctor.judging import answered, limited
+from ringfence.doctor.judging import answered, limited, refusals
 
 # Bombs of what no control group charges are stopped by a watcher, and on a machine that is busy it looks late.
 _DEFAULT = Limits(wall_seconds=90.0)
@@ -66,7 +66,7 @@ def _stopped(trial: Trial) -> str | None:
     detail = str((trial.claim or {}).get("detail", ""))
     if report.limit == "memory" and report.ended in ("oom", "exited", "signalled"):
         return None
-    if report.ended == "exited" and detail in _REFUSED:
+    if report.ended == "exited" and detail in refusals(trial, _REFUSED):
         return None
     return f"the facts say ended={report.ended!r}, limit={report.limit!r}; the program {detail!r}"
 

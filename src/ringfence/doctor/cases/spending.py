@@ -165,7 +165,8 @@ TIME = (
         "burn more processor time than allowed",
         "ended for limit=cpu",
         """
-        end = time.process_time() + 3.5
+        # In WebAssembly there is one clock: the processor may have been another's for much of this time.
+        end = time.process_time() + (3.5 if sys.platform != "wasi" else a_while(14))
         while time.process_time() < end:
             pass
         say(True, f"burned {time.process_time():.1f} s")

@@ -188,8 +188,6 @@ class BoxMember:
         self.pid = 0
         """As the host numbers it."""
         self.begun = False
-        self.warmed = False
-        """Whether it worked before it was ready, which is no work of its program."""
         self.ready: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[ProcessExit | None] = loop.create_future()
         self._account = account or Account(0)
@@ -388,6 +386,8 @@ class Box:
         """The descriptors of the file systems that it may write to, which are kept in memory."""
         self.trouble: list[str] = []
         self.begun = False
+        self.warmed = False
+        """Whether it worked before it was ready, which is no work of its program."""
         self.ended: asyncio.Future[ProcessExit | None] = loop.create_future()
         self.left: asyncio.Future[None] = loop.create_future()
         """Done when the program has ended; its box may still be ending."""

@@ -36,15 +36,19 @@ class RunWatch:
         self._full: Limit | None = None
         self._processes = 0
         self._cpu_before = 0.0
+        self._memory_before = 0
+        self._resident_before = 0
         self._cpu_ms = 0.0
         self.peak = 0
         """The most memory seen."""
         self.overshoot = 0
         """How far memory use was beyond its limit when that was noticed."""
+        if box.warmed:
+            with contextlib.suppress(OSError, KeyError):  # it is gone, which its order will tell
+                self._memory_before, self._cpu_before = self._usage()
+                self._resident_before = resident(box.worker)
 
     def start(self) -> None:
-        if self._box.warmed:
-            self._cpu_before = self._usage()[1]
         self._rhythm.start()
 
     def stop(self) -> None:
@@ -95,7 +99,7 @@ class RunWatch:
 
     def peak_memory(self, largest: int) -> int:
         """The most that was seen in use. The group's own peak is no help: it counts files and their cache."""
-        return max(self.peak, largest)
+        return max(self.peak - self._memory_before, largest - self._resident_before, 0)
 
     def most_processes(self) -> int | None:
         group = self._box.group
@@ -147,6 +151,13 @@ def used_up_by_process(cpu_ms: float, limits: Limits) -> bool:
     """Whether a single process used so much in all its steps that the kernel may have killed it."""
     most = kernel_cpu_seconds(limits)
     return most > 0 and cpu_ms >= most * 800
+
+
+def resident(process: int) -> int:
+    """What a process has in memory now, files that it looks at included: the kernel's word for its peak counts them."""
+    with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{process}/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
 
 
 def longest_file(limits: Limits) -> int:

@@ -63,12 +63,12 @@ class ProgramRun:
             input_files.put_inputs(box.descriptors.get("input", -1), spec.inputs, box.host_id) if spec.inputs else ()
         )
         denials = Denials(box.descriptors.get("denials"), box.account)
+        watch = RunWatch(box, spec.limits, self.stop)
         self._began = time.monotonic()
         self._start()
         if denials.descriptor is not None:
             box.hub.add(denials.descriptor, lambda: self._deny(denials))
         clock = loop.call_later(spec.limits.wall_seconds, self.stop, "timeout", "wall")
-        watch = RunWatch(box, spec.limits, self.stop)
         watch.start()
         try:
             ended = await self._ended()

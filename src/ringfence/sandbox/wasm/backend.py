@@ -22,10 +22,10 @@ from ringfence.sandbox.wasm import runtime
 from ringfence.sandbox.wasm.runtime import Runtime
 
 _TEMPLATE = "wasm"
-_MEMORY = 160 * MIB
+_MEMORY = 32 * MIB
 """What the runtime itself takes; the program's own memory comes on top."""
-_THREADS = 16
-_OPEN_FILES = 64
+_THREADS = 8
+_OPEN_FILES = 24
 _READY = 2
 """Boxes of a kind that are kept ready. Each took a third of a second of a core."""
 _PROBE_SECONDS = 60.0

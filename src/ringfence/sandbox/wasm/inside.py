@@ -8,6 +8,7 @@ their descriptors, the usual folders and variables, and an event loop that only 
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import io
 import os
@@ -65,6 +66,7 @@ def _begin(order: dict[str, Any]) -> None:
     for name in _OF_THE_RUNTIME:
         os.environ.pop(name, None)
     os.environ.update(order["env"])
+    _folders.extend(order["folders"])
     os.chdir(WORKSPACE)
     sys.path[:0] = order["packages"]
     out, err = (io.FileIO(number, "w", closefd=False) for number in (1, 2))
@@ -149,21 +151,103 @@ class _Loop(asyncio.BaseEventLoop):
         return
 
 
-sys.modules["asyncio.unix_events"]._UnixDefaultEventLoopPolicy._loop_factory = _Loop  # type: ignore[attr-defined]
+sys.modules["asyncio.unix_events"]._UnixDefaultEventLoopPolicy._loop_factory = _Loop
 
 
+# ── What the runtime would do otherwise than a program expects ────────────────────────────────────
+
+_folders: list[tuple[str, bool]] = []
+"""Those of its box, and whether a program can only read each."""
+_EXPLAINED = (
+    "chdir",
+    "listdir",
+    "lstat",
+    "mkdir",
+    "readlink",
+    "remove",
+    "rename",
+    "replace",
+    "rmdir",
+    "scandir",
+    "stat",
+)
 _exit = os._exit
+_write = os.write
+
+
+def _write_all(descriptor: int, data: Any) -> int:
+    view = memoryview(data).cast("B")
+    at = _write(descriptor, view)
+    while at < len(view):  # it takes little at a time, and programs rely on a file to take all
+        try:
+            at += _write(descriptor, view[at:])
+        except OSError:
+            break
+    return at
+
+
+def _change_mode(path: Any, mode: int, *, dir_fd: Any = None, follow_symlinks: bool = True) -> None:
+    os.stat(path)
+    if not isinstance(path, int) and not _is_writable(os.path.abspath(os.fsdecode(path))):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
+
+
+def _is_writable(path: str) -> bool:
+    """Whether the folder that it lies in may be written to. Permissions of their own, files do not have."""
+    inside = [each for each in _folders if f"{path}/".startswith(f"{each[0]}/")]
+    return bool(inside) and not max(inside)[1]
+
+
+def _explained(act: Any) -> Any:
+    """A function of files that says what is wrong: the runtime itself often says no more than that something is."""
+
+    def explained(*given: Any, **more: Any) -> Any:
+        try:
+            return act(*given, **more)
+        except OSError as exc:
+            if exc.errno != errno.EIO:
+                raise
+            number = _reason(act.__name__, *given[:1])
+            if number is None:
+                raise
+            raise OSError(number, os.strerror(number), exc.filename, None, exc.filename2) from None
+
+    return explained
+
+
+def _reason(name: str, path: Any = ".") -> int | None:
+    if not os.access(path, os.F_OK):
+        return None if name == "mkdir" else errno.ENOENT
+    folder = os.path.isdir(path)
+    if name == "mkdir":
+        return errno.EEXIST
+    if name in ("unlink", "remove") and folder:
+        return errno.EISDIR
+    if name in ("rmdir", "listdir", "scandir", "chdir") and not folder:
+        return errno.ENOTDIR
+    return errno.ENOTEMPTY if name == "rmdir" else None
+
+
+class _NoSocket:
+    """There is no network, and so nothing that a socket could do."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        raise PermissionError(errno.EPERM, "there is no network in WebAssembly")
 
 
 def _leave(status: int) -> None:
-    """Exit to the system with specified status, without normal exit processing."""
     with open(STATUS, "w", encoding="ascii") as file:
         file.write(str(int(status) & 0xFF))
     _exit(status)
 
 
-_leave.__name__ = "_exit"
-_leave.__module__ = "posix"
-os._exit = sys.modules["posix"]._exit = _leave  # type: ignore[assignment,attr-defined]
+_made: dict[str, Any] = {name: _explained(getattr(os, name)) for name in (*_EXPLAINED, "unlink")}
+for name, made in {**_made, "_exit": _leave, "chmod": _change_mode, "write": _write_all}.items():
+    made.__doc__ = getattr(os, name).__doc__
+    made.__name__ = made.__qualname__ = name
+    made.__module__ = "posix"
+    setattr(os, name, made)
+    setattr(sys.modules["posix"], name, made)
+sys.modules["socket"].socket = _NoSocket  # type: ignore[attr-defined]
 gc.collect()
 gc.freeze()  # what is there already need not be looked at again at the end of each program

@@ -63,6 +63,7 @@ class Worker:
         if order["folders"]:
             self._folders = (*FOLDERS, *order["folders"])
             self._session = self._begin()
+        order["folders"] = [(at, read_only) for _, at, read_only in FOLDERS]
         if os.fstat(0).st_rdev != os.stat("/dev/null").st_rdev:
             order["input"] = True
             self._take_input()
