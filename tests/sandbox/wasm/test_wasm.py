@@ -346,7 +346,7 @@ async def test_without_the_package_the_remedy_is_named(monkeypatch: pytest.Monke
     monkeypatch.setattr(runtime, "version", nothing)
     with pytest.raises(Unavailable) as refused:
         await ran(WasmBackend(state), "pass")
-    assert str(refused.value) == "backend wasm needs the package pyeryx: pip install 'ringfence[wasm]'"
+    assert str(refused.value) == "backend wasm needs the package pyeryx: pip install 'pyeryx>=0.11,<0.12'"
     monkeypatch.setattr(runtime, "OLDEST", (4, 0))
     with pytest.raises(Unavailable, match=r"needs Python 3\.12 or later, and this is 3"):
         runtime.find()

@@ -24,7 +24,8 @@ from ringfence.sandbox.process import guest_code
 from ringfence.sandbox.wasm import worker
 
 OLDEST = (3, 12)
-REMEDY = "pip install 'ringfence[wasm]'"
+REMEDY = "pip install 'pyeryx>=0.11,<0.12'"
+"""As the extra `wasm` has it."""
 _PREPARE_SECONDS = 300.0
 _PREPARE = "import sys; sys.path.append(sys.argv[1]); import eryx; eryx.Session().execute('pass')"
 
