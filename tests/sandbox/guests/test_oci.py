@@ -170,6 +170,17 @@ async def test_a_folder_of_the_host_is_seen_and_cannot_be_changed(backend: Backe
     assert report.isolation["mounts"] == [{"at": "/srv/lent", "mode": "ro"}]
 
 
+@pytest.mark.parametrize("at", ["/tmp/deep/lent", "/home/user/lent"])
+async def test_a_folder_of_the_host_may_lie_where_programs_else_write(
+    backend: Backend, tmp_path: Path, at: str
+) -> None:
+    (tmp_path / "a.txt").write_text("the host's")
+    source = f"print(open('{at}/a.txt').read(), open('{at}/b', 'w').write('x')); open('{at}/../c', 'w')"
+    report = await run(backend, source, mounts=(Mount(str(tmp_path), at, "rw"),))
+    assert report.stdout.text == "the host's 1\n" and "Read-only file system" in report.stderr.text
+    assert (tmp_path / "b").read_text() == "x"
+
+
 @pytest.mark.parametrize("owner", [0, 4321] if os.geteuid() == 0 else [os.geteuid()])
 async def test_what_it_writes_to_a_folder_of_the_host_is_its_owners(
     backend: Backend, tmp_path: Path, owner: int

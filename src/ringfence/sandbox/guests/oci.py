@@ -11,7 +11,7 @@ from asyncio.subprocess import Process
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ringfence.core.box import Limits
+from ringfence.core.box import Limits, within
 from ringfence.core.model import Json
 from ringfence.sandbox.guests.bundle import TEMPORARY, configuration, writable
 from ringfence.sandbox.guests.containers import LIMITED, SEARCH, Container, ContainerEngine, ContainerParts
@@ -86,13 +86,16 @@ class OciGuest(Container):
     def __init__(self, engine: OciEngine, parts: ContainerParts, process: Process, stream: socket.socket) -> None:
         super().__init__(engine, parts, process, stream)
         shape, limits = parts.shape, self.limits
+        lent = [*(each.at for each in shape.mounts), *(each.at for each in shape.placed)]
+        # What holds something of the host stays: programs cannot write there.
+        temporary = [at for at in TEMPORARY if not any(within(each, at) for each in lent)]
         self.hardens = {
             "user": USER,
             "memory_bytes": limits.memory_bytes,
             "processors": max(1, min(math.ceil(limits.cpu_cores), len(os.sched_getaffinity(0)))),
-            "temporary": list(TEMPORARY),
-            "writable": ["/workspace", *TEMPORARY, *writable(shape)],
-            "lent": [*(each.at for each in shape.mounts), *(each.at for each in shape.placed)],
+            "temporary": temporary,
+            "writable": ["/workspace", *temporary, *writable(shape)],
+            "lent": lent,
             "landlock": True,
         }
         self.hands_over = True
