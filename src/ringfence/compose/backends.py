@@ -94,7 +94,7 @@ ROWS: Mapping[str, BackendRow] = {
     "process": BackendRow(_process),
     "oci": BackendRow(_oci),
     "docker": BackendRow(_docker, stays=False, elsewhere=True),
-    "microvm": BackendRow(_microvm, stays=False, probe_seconds=900.0),
+    "microvm": BackendRow(_microvm, probe_seconds=900.0),
     "wasm": BackendRow(_wasm, stays=False, general=False),
 }
 """One row for each backend that is built: the others are in `core.box.NOT_BUILT`."""

@@ -18,6 +18,8 @@ from ringfence.config.settings import SandboxSettings
 from ringfence.core.box import MIB, BoxReport, BoxSpec, Input, Limits, Mount, Program
 from ringfence.core.errors import Unavailable
 from ringfence.core.ports import Backend
+from ringfence.core.sessions import Cell, Command, StaySpec, discard_output, discard_value
+from ringfence.sandbox.guests.backend import GuestBackend
 from ringfence.sandbox.guests.microvm.memory import Memory
 from tests.tooling import KERNEL
 
@@ -169,6 +171,41 @@ async def test_limits_end_a_program_and_are_named(backend: Backend) -> None:
         backend, "sh", "-c", "head -c 80M /dev/zero > x", limits=Limits(wall_seconds=300.0, disk_bytes=64 * MIB)
     )
     assert full.limit == "disk"
+
+
+# ── One that stays ──
+
+
+async def test_a_machine_that_stays_keeps_its_state_also_while_it_is_paused(backend: Backend) -> None:
+    assert isinstance(backend, GuestBackend)
+    box = await backend.open(StaySpec(LONG))
+    try:
+        interpreter = await box.interpreter()
+
+        async def value(source: str) -> str:
+            report = await interpreter.run(Cell(source.encode()), discard_output, discard_value)
+            assert report.error is None, report.error
+            return str(report.results[-1].data["text/plain"])
+
+        assert await value("x = 20\nopen('kept', 'w').write('a')") == "1"
+        await box.pause()
+        (pid,) = machines(os.getpid())
+        before = worked(pid)
+        await asyncio.sleep(0.5)
+        assert worked(pid) - before <= 5, "its processors stand still, in hundredths of a second"
+        await box.resume()
+        assert await value("x + len(open('kept').read())") == "21"
+        shown = await (await box.command(Command(("cat", "kept")), discard_output)).over()
+        assert (shown.exit_status, shown.stdout.text) == (0, "a")
+    finally:
+        await box.end()
+    assert machines(os.getpid()) == []
+
+
+def worked(pid: int) -> int:
+    """The processor time of a program, in ticks of the clock."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
 
 
 # ── Machines that go on from one place ──

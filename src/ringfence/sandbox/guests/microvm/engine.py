@@ -48,7 +48,7 @@ _FILES = 256
 _LOOK_SECONDS = 0.1
 _TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm", "/home/user")  # noqa: S108 - in the machine
 _ABILITIES = Abilities(
-    frozenset({"pause", "network", "mounts", "images"}),
+    frozenset({"staying", "pause", "network", "mounts", "images"}),
     {
         "writable_mounts": "a machine sees copies of the host's folders, and what it wrote would be lost",
     },
@@ -213,6 +213,7 @@ class MicrovmGuest:
             "processors": shape.processors,
             "temporary": list(_TEMPORARY),
             "writable": ["/workspace", *_TEMPORARY],
+            "lent": [each.at for each in guest.mounts],
             "landlock": True,
         }
         self.hands_over = False
