@@ -18,8 +18,15 @@ def root(state: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return system_root(tmp_path_factory.mktemp("system") / "root")
 
 
-def test_cells_run_with_the_interpreter_of_the_image_and_keep_their_state(root: Path) -> None:
-    with Sandbox.create(image=str(root), envs={"MINE": "yes"}) as sandbox:
+@pytest.mark.parametrize("backend", ["process", "oci"])
+def test_cells_run_with_the_interpreter_of_the_image_and_keep_their_state(root: Path, backend: str) -> None:
+    try:
+        sandbox = Sandbox.create(image=str(root), envs={"MINE": "yes"}, backend=backend)
+    except errors.Unavailable as refused:
+        if backend == "process" or refused.reason_code != "no_backend":
+            raise
+        pytest.skip(str(refused))
+    with sandbox:
         there = sandbox.run_code("import os, sys\nx = 6\n(sys.executable, os.environ['MINE'], os.getcwd())").text
         assert there == "('/usr/bin/python3', 'yes', '/workspace')"
         name = os.path.basename(os.path.realpath(root / "usr/bin/python3"))
