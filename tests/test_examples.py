@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from ringfence.doctor import CLASSES
 from tests import boxing, gateways
 from tests.tooling import ROOT, free_port, serve, wait_until
 
 EXAMPLES = ROOT / "examples"
+_PROBE = """
+import asyncio
+from unshare_engine import UnshareEngine, Unavailable
+try:
+    asyncio.run(UnshareEngine().open())
+except Unavailable as exc:
+    print(exc)
+"""
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -48,6 +58,27 @@ def test_the_batch_example_tells_right_answers_from_wrong_ones() -> None:
         "endless: passed 2 of 4; timeout",
         "misspelt: passed 0 of 4; NameError",
     ]
+
+
+@pytest.mark.slow
+def test_the_backend_example_keeps_what_the_page_says_of_it() -> None:
+    """On this host, by the conformance suite that is in the package."""
+    if "unshare makes no namespaces" in (why := _lacks_namespaces()):
+        pytest.skip(why)
+    first, *told = lines("unshare_engine.py")
+    assert first == "1000 ['output', 'tmp']"
+    counts = [line for line in told if not line.startswith("  ")]
+    assert [line.split(":")[0] for line in counts] == [CLASSES["F"], CLASSES["A"]]
+    assert all(int(line.split(": ")[1].split()[0]) >= 15 for line in counts), counts
+    broken = {line.split(":")[0].strip() for line in told if line.startswith("  ")}
+    page = (ROOT / "docs/writing-a-backend.md").read_text()
+    assert broken <= set(re.findall(r"`([A-Z][0-9]{2})`", page)), told
+
+
+def _lacks_namespaces() -> str:
+    """Whether the host forbids them, by the example's own probe."""
+    said = run("-c", f"import sys; sys.path.insert(0, {str(EXAMPLES)!r})\n{_PROBE}")
+    return said.stdout
 
 
 @pytest.mark.slow

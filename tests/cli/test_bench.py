@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.cli.bench import audit, batch, box, console, egress, gateway, measure, session, start
+from ringfence.cli.bench import audit, backends, batch, box, console, egress, gateway, measure, session, start
 from ringfence.compose.runs import default_config, make_executor
 from ringfence.core.errors import Unavailable
 from tests import gateways, tooling
@@ -46,6 +46,18 @@ def test_a_table_has_no_column_that_nothing_is_in() -> None:
     head, line = measure.table([measure.row("bare", [0.01])]).splitlines()
     assert head.split() == ["name", "n", "p50_ms", "p95_ms", "p99_ms"]
     assert line.split() == ["bare", "1", "10.0", "10.0", "10.0"]
+
+
+def test_what_could_not_be_measured_is_a_row_with_its_reason_and_no_time() -> None:
+    told = measure.as_json([measure.row("bare", [0.01]), measure.absent("gvisor", "runsc is missing")])
+    assert told[1] == {
+        **{"name": "gvisor", "n": 0, "p50_ms": None, "p95_ms": None, "p99_ms": None, "ratio": None, "baseline": None},
+        "why": "runsc is missing",
+    }
+    assert measure.table([measure.absent("gvisor", "runsc is missing")]).splitlines() == [
+        "name    n  why",
+        "gvisor  0  runsc is missing",
+    ]
 
 
 def test_processor_time_is_that_of_everything_below_us() -> None:
@@ -197,3 +209,19 @@ def test_the_start_of_a_process_is_measured_beside_the_bare_interpreter(own_home
     for row in others:
         assert row.baseline == bare.name and row.cpu_ms is not None
     assert not list(own_home.rglob("ringfence.db")), "nothing was recorded among the user's own"
+
+
+@pytest.mark.skipif(boxes_here() is not None, reason=str(boxes_here()))
+def test_backends_are_measured_beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "BACKENDS", {"process": "process", "chroot": "process"})
+    monkeypatch.setattr("ringfence.cli.bench.backends.shutil.which", lambda name: None)
+    bare, *others = backends.run(3, rounds=1)
+    assert (bare.name, bare.ratio) == ("bare python -c pass", None)
+    names = ["a program", "a step of a session", "paused, resumed, and a step", "cold, to the end of a first program"]
+    names += ["programs, 4 at once", "a box that stays, to open one"]
+    *measured, docker, chroot = others
+    assert [row.name for row in measured] == [f"process: {name}" for name in names]
+    assert all(row.baseline == bare.name and row.p50_ms > 0 for row in measured)
+    assert measured[-2].per_second and measured[-1].memory_kb
+    assert (docker.n, docker.why) == (0, "there is no docker here: apt install docker.io")
+    assert chroot.n == 0 and chroot.why is not None and "chroot does not exist" in chroot.why

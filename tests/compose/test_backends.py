@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from pathlib import Path
 
 import pytest
 
-from ringfence.compose.backends import ROWS, make_backend
-from ringfence.config.schema import SandboxSection
+from ringfence import config
+from ringfence.compose.backends import ROWS, boxes_stay, level_of, make_backend, makers
 from ringfence.config.settings import SandboxSettings
 from ringfence.core.box import BACKENDS, LEVELS, NOT_BUILT
-from ringfence.core.errors import Unavailable
+from ringfence.core.errors import ConfigError, Unavailable
 
 
 def test_every_backend_is_in_one_list_and_has_a_row_once_it_is_built() -> None:
     assert set(BACKENDS.values()) <= set(LEVELS)
     assert ROWS.keys() == BACKENDS.keys() - NOT_BUILT
-    assert {*BACKENDS, "auto"} == set(get_args(SandboxSection.model_fields["backend"].annotation))
 
 
 @pytest.mark.parametrize("name", [*sorted(NOT_BUILT), "chroot"])
 def test_a_backend_that_is_not_there_is_refused_by_its_name(name: str) -> None:
     with pytest.raises(Unavailable, match=f"sandbox backend {name} (is not built yet|does not exist)"):
         make_backend(SandboxSettings(backend=name))
+
+
+def test_an_installed_package_brings_a_backend_by_an_entry_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "brought.py").write_text(
+        "from ringfence.compose.backends import BackendRow, ROWS\n"
+        "row = BackendRow(ROWS['process'].make, level='gvisor')\nother = 7\n"
+    )
+    about = tmp_path / "brought-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: brought\nVersion: 1\n")
+    (about / "entry_points.txt").write_text("[ringfence.backends]\nmine = brought:row\nwrong = brought:other\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert level_of("mine") == "gvisor" and boxes_stay(SandboxSettings(backend="mine"))
+    with pytest.raises(Unavailable, match="wrong: brought:other is no BackendRow"):
+        make_backend(SandboxSettings(backend="wrong"))
+    read = config.loads("sandbox: {backend: mine}", file="f", base=tmp_path)
+    assert read.sandbox.backend == "mine" and "mine" not in makers().rows, "auto does not choose it"
+    with pytest.raises(ConfigError, match=r"no backend named 'proces'.*did you mean 'process'"):
+        config.loads("sandbox: {backend: proces}", file="f", base=tmp_path)

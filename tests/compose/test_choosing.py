@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ringfence.compose import lacking
-from ringfence.compose.backends import ROWS, make_backend, makers, row_of
+from ringfence.compose.backends import ROWS, level_of, make_backend, makers, row_of
 from ringfence.compose.choosing import ChosenBackend, Selected
 from ringfence.compose.probes import NAME, Makers, Probed, Probes, probe
 from ringfence.compose.run_request import RunRequest
@@ -65,7 +65,7 @@ def chosen_among(
     def make(wanted: SandboxSettings, state: Path | None, **more: Any) -> Played:
         return Played(wanted.backend, wanted.backend in lacking)
 
-    played = Makers(dict.fromkeys(found, ROWS["process"]), row_of, make)
+    played = Makers(dict.fromkeys(found, ROWS["process"]), row_of, level_of, make)
     return ChosenBackend(settings, None, played, probes=probes), probes
 
 

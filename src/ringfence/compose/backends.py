@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from ringfence.config.settings import SandboxSettings
 from ringfence.core import deferred, system
-from ringfence.core.box import BACKENDS, NOT_BUILT, TEMPLATES
+from ringfence.core.box import BACKENDS, LEVELS, NOT_BUILT, TEMPLATES
 from ringfence.core.errors import Unavailable
 from ringfence.core.record import plain
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from ringfence.sandbox.process.backend import ProcessBackend
     from ringfence.sandbox.wasm.backend import WasmBackend
 
+
+GROUP = "ringfence.backends"
+"""The entry points by which installed packages bring backends."""
 
 # ── How each is made ──────────────────────────────────────────────────────────────────────────────
 
@@ -84,6 +87,8 @@ class BackendRow:
     """Whether its boxes can stay."""
     elsewhere: bool = False
     """Whether it also serves systems other than Linux."""
+    level: str = "process"
+    """Of LEVELS, by its author's word, for one that is not ours; ours have theirs in `core.box.BACKENDS`."""
     general: bool = True
     """Whether its boxes run what other boxes run. One that runs Python alone, say, is not chosen by `auto`."""
     probe_seconds: float = 120.0
@@ -138,7 +143,7 @@ def makers() -> Makers:
     """All of the above, for what chooses among them."""
     from ringfence.compose.probes import Makers  # noqa: PLC0415 - as above
 
-    return Makers(ROWS, row_of, make_backend)
+    return Makers(ROWS, row_of, level_of, make_backend)
 
 
 def boxes_stay(settings: SandboxSettings) -> bool:
@@ -150,8 +155,29 @@ def row_of(name: str) -> BackendRow:
     """Raises Unavailable for a name that is none, or of what is not built."""
     if name in ROWS:
         return ROWS[name]
+    if name not in BACKENDS and (row := _foreign(name)) is not None:
+        return row
     what = "is not built yet" if name in NOT_BUILT else f"does not exist; there are {', '.join((*BACKENDS, 'auto'))}"
     raise Unavailable("no_backend", f"sandbox backend {name} {what}")
+
+
+def _foreign(name: str) -> BackendRow | None:
+    """The row of a backend that an installed package brings."""
+    from importlib.metadata import entry_points  # noqa: PLC0415 - few name one
+
+    for each in entry_points(group=GROUP, name=name):
+        row = each.load()
+        if isinstance(row, BackendRow) and row.level in LEVELS:
+            return row
+        raise Unavailable("no_backend", f"sandbox backend {name}: {each.value} is no BackendRow with one of our levels")
+    return None
+
+
+def level_of(name: str) -> str:
+    """The level of a backend; of `auto`, what all have. Raises Unavailable for a name that is none."""
+    if name == "auto":
+        return "process"
+    return BACKENDS[name] if name in BACKENDS else row_of(name).level
 
 
 def templates(settings: SandboxSettings) -> Mapping[str, tuple[str, ...]]:

@@ -60,11 +60,11 @@ class Chooser:
             return None
         if asked is not None:
             self._makers.row_of(asked)
-        if at_least(BACKENDS.get(name, "process"), level):
+        if at_least(own := self._makers.level_of(name), level):
             return Selected(name, "configuration" if asked is None else "caller")
         if asked is not None:
             raise Unavailable(
-                "no_isolation", f"isolation {level} is asked for, and boxes of backend {asked} have {BACKENDS[asked]}"
+                "no_isolation", f"isolation {level} is asked for, and boxes of backend {asked} have {own}"
             )
         return None
 

@@ -13,13 +13,13 @@ from types import MappingProxyType
 from ringfence.config import paths
 from ringfence.config.settings import SandboxSettings
 from ringfence.core.aio import in_thread
-from ringfence.core.box import ImageRoot, SetUp
+from ringfence.core.box import TEMPLATES, ImageRoot, SetUp
 from ringfence.packages.cache import PackageCache
 from ringfence.packages.images import build, guests, packing
 from ringfence.packages.images.host.environment import EnvironmentPackages
 from ringfence.sandbox.guests.backend import GuestBackend, agent_code
 from ringfence.sandbox.guests.docker import DockerEngine, DockerSettings
-from ringfence.sandbox.guests.engine import GuestRoot
+from ringfence.sandbox.guests.engine import GuestEngine, GuestRoot
 from ringfence.sandbox.guests.microvm import kernel as kernels
 from ringfence.sandbox.guests.microvm.engine import MicrovmEngine
 from ringfence.sandbox.guests.microvm.kernel import GuestKernel
@@ -29,6 +29,14 @@ from ringfence.sandbox.guests.oci import OciEngine
 _PIECE = 1024 * 1024
 _LINKS = dict.fromkeys(("tmp", "var/tmp", "home/user"), "/workspace/tmp")
 log = logging.getLogger(__name__)
+
+
+def engine_backend(
+    engine: GuestEngine, templates: Mapping[str, tuple[str, ...]] = TEMPLATES, state: Path | None = None
+) -> GuestBackend:
+    """Boxes of any engine, with roots that are made of this host and kept in the state folder."""
+    cache = PackageCache((state or paths.state_folder()) / "packages")
+    return GuestBackend(engine, partial(_root, cache, templates), templates)
 
 
 def oci_backend(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from contextlib import aclosing
 
-from ringfence.compose.backends import make_backend, makers
+from ringfence.compose.backends import level_of, make_backend, makers
 from ringfence.compose.choosing import Chooser, at_least
 from ringfence.compose.probes import Probes
 from ringfence.config.settings import Config
-from ringfence.core.box import BACKENDS
 from ringfence.core.errors import Unavailable
 from ringfence.core.model import Transport
 
@@ -30,7 +29,7 @@ async def of_backend(settings: Config) -> str | None:
 
 async def of_capabilities(settings: Config) -> dict[str, str]:
     """Why calls will be refused, by the capabilities that ask for more isolation than there is."""
-    own = BACKENDS.get(settings.sandbox.backend, "process")
+    own = level_of(settings.sandbox.backend)
     asked = {
         name: contract.isolation
         for name, contract in settings.contracts.items()

@@ -52,6 +52,7 @@ class Makers:
     rows: Mapping[str, BackendRow]
     row_of: Callable[[str], BackendRow]
     """Raises Unavailable for a name that is none."""
+    level_of: Callable[[str], str]
     make: Callable[..., Backend]
     """As `backends.make_backend`."""
 
@@ -98,7 +99,7 @@ class Probes:
         except Unavailable as exc:
             return Probed(exc.message)
         try:
-            found = await probe(backend, self._makers.rows[name].probe_seconds)
+            found = await probe(backend, self._makers.row_of(name).probe_seconds)
         finally:
             await shielded(asyncio.ensure_future(backend.close()))
         await asyncio.to_thread(self._keep, name, found)

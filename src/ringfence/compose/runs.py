@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ringfence import identity
 from ringfence.audit.signing import signing_key
-from ringfence.compose.backends import boxes_stay, chosen_backend, make_backend, templates
+from ringfence.compose.backends import boxes_stay, chosen_backend, level_of, make_backend, templates
 from ringfence.compose.run_request import RunRequest
 from ringfence.compose.secrets import ConfiguredSecrets, redacted_logs
 from ringfence.config import paths
@@ -30,7 +30,7 @@ from ringfence.config.settings import (
 )
 from ringfence.core import canonical
 from ringfence.core.aio import finished, in_thread
-from ringfence.core.box import BACKENDS, MIB, Attached, Installs, Limits, OnOutput
+from ringfence.core.box import MIB, Attached, Installs, Limits, OnOutput
 from ringfence.core.errors import Refused, StoreError, Unavailable
 from ringfence.core.model import (
     Call,
@@ -147,7 +147,7 @@ def provision(settings: SandboxSettings) -> Provision:
     return Provision(
         limits,
         templates(settings),
-        level=BACKENDS.get(settings.backend, "process"),
+        level=level_of(settings.backend),
         lives=lives if settings.max_sessions > 0 and boxes_stay(settings) else None,
         installs=settings.installs,
         image=settings.docker_image,

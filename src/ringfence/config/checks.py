@@ -909,9 +909,20 @@ def _reaches(network: NetworkSpec, url: str) -> bool:
     return network_allows(network, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
 
 
+def _brought(backend: str) -> bool:
+    """Whether an installed package brings it."""
+    from importlib.metadata import entry_points  # noqa: PLC0415 - few name one
+
+    return bool(entry_points(group="ringfence.backends", name=backend))
+
+
 def _unbuilt_sandbox(draft: Draft) -> None:
     sandbox = draft.sandbox.shape
     where = draft.sandbox.where
+    known = (*BACKENDS, "auto")
+    if sandbox.backend not in known and not _brought(sandbox.backend):
+        hint = did_you_mean(sandbox.backend, known)
+        draft.problem((*where, "backend"), f"no backend named {sandbox.backend!r}{hint}; there are {', '.join(known)}")
     if sandbox.backend in NOT_BUILT:
         _refuse(draft, (*where, "backend"), f"sandbox backend {sandbox.backend}")
     for key in ("firecracker_kernel_path", "firecracker_rootfs_path"):

@@ -503,9 +503,7 @@ class TemplateEntry(Shape):
 
 
 class SandboxSection(Shape):
-    backend: Literal["process", "wasm", "oci", "gvisor", "docker", "microvm", "firecracker", "microsandbox", "auto"] = (
-        "process"
-    )
+    backend: Word = "process"
     max_start_ms: Annotated[float, Field(ge=1, le=600_000)] = 500.0
     default_timeout_seconds: Annotated[float, Field(ge=1, le=86_400)] = 30.0
     max_cpu_cores: Annotated[float, Field(gt=0, le=1024)] = 1.0

@@ -8,14 +8,14 @@ import time
 import typer
 
 from ringfence.cli import common
-from ringfence.cli.bench import audit, batch, box, console, egress, gateway, servers, session, start
+from ringfence.cli.bench import audit, backends, batch, box, console, egress, gateway, servers, session, start
 from ringfence.cli.bench.measure import Row, as_json, row, table
 from ringfence.core import canonical
 from ringfence.core.model import Action, Call, Principal, Rule
 from ringfence.governance.contract import build
 from ringfence.governance.policy import Policy
 
-NAMES = ("policy", "gateway", "box", "session", "egress", "audit", "start", "console")
+NAMES = ("policy", "gateway", "box", "session", "egress", "audit", "start", "console", "backends")
 
 
 def bench(
@@ -33,7 +33,7 @@ def bench(
         "--runs",
         metavar="N",
         min=10,
-        help="For `box`, `session` and `egress`: runs per case; fewer of what is slow.",
+        help="For `box`, `session`, `egress` and `backends`: runs per case; fewer of what is slow.",
     ),
     programs: int = typer.Option(1000, "--programs", metavar="N", min=10, help="For `box`: programs of a batch."),
     records: int = typer.Option(100_000, "--records", metavar="N", min=1000, help="For `audit`: how long the log is."),
@@ -54,6 +54,8 @@ def bench(
              a call of a server in a box, and its start, against the same server in none
     audit    a long log: how fast it is verified, what a call leaves in it, and how long list and explain take
     start    `ringfence run -c pass`, `--version`, `--help` and the first `run_code`, each in a process of its own
+    backends  every backend that makes boxes here: a program, cold and warm, a step of a session, pause and resume, what
+             a box needs, and programs a second, against `docker run` of the same program where an engine answers
     console  from a call that a person must approve to the event at an open page of the console
 
     `cpu_ms` is the processor time of one run, of all processes together. Run it on a machine that does nothing else.
@@ -96,6 +98,10 @@ def bench(
         few = max(10, runs // 10)
         print(f"console: {few} questions …", file=sys.stderr, flush=True)
         rows.extend(console.run(few))
+    if name in (None, "backends"):
+        many = max(10, runs // 5)
+        print(f"backends: at most {many} runs per case …", file=sys.stderr, flush=True)
+        rows.extend(backends.run(many))
     if as_json_:
         common.dump(as_json(rows))
     else:

@@ -21,6 +21,8 @@ from ringfence.core.system import process_fields
 from ringfence.sdk import engine
 
 _PAUSE_SECONDS = 0.05
+_TIMES = ("p50_ms", "p95_ms", "p99_ms")
+_ALWAYS = (*_TIMES, "ratio", "baseline")
 _CONFIG = "version: 1\ngateway: {{state: {state}, listen: {listen}}}\n"
 
 Work = Callable[[], Awaitable[object]]
@@ -45,6 +47,8 @@ class Row:
     mb_per_second: float | None = None
     memory_kb: float | None = None
     """What one alone needs; what it shares with others is not counted."""
+    why: str | None = None
+    """Why it could not be measured; then `n` is 0, and no figure means anything."""
 
 
 def row(name: str, seconds: list[float], base: Row | None = None) -> Row:
@@ -58,6 +62,11 @@ def row(name: str, seconds: list[float], base: Row | None = None) -> Row:
         made.ratio = round(made.p50_ms / base.p50_ms, 3)
         made.baseline = base.name
     return made
+
+
+def absent(name: str, why: str) -> Row:
+    """What could not be measured here."""
+    return Row(name, 0, 0.0, 0.0, 0.0, why=why)
 
 
 # ── Processor time and memory, from the kernel ────────────────────────────────────────────────────
@@ -103,7 +112,12 @@ def private_kb(pid: int) -> int:
 
 
 def as_json(rows: list[Row]) -> list[dict[str, Any]]:
-    return [{k: v for k, v in asdict(r).items() if v is not None or k in ("ratio", "baseline")} for r in rows]
+    return [{k: v for k, v in _told(r).items() if v is not None or k in _ALWAYS} for r in rows]
+
+
+def _told(row: Row) -> dict[str, Any]:
+    """Its fields; of one that was not measured, no times."""
+    return asdict(row) | (dict.fromkeys(_TIMES) if row.n == 0 else {})
 
 
 def table(rows: list[Row]) -> str:
@@ -120,9 +134,11 @@ def table(rows: list[Row]) -> str:
         "per_second",
         "mb_per_second",
         "memory_kb",
+        "why",
     )
-    heads = [head for head in every if any(getattr(r, head) is not None for r in rows)]
-    cells = [["" if getattr(r, h) is None else str(getattr(r, h)) for h in heads] for r in rows]
+    told = [_told(r) for r in rows]
+    heads = [head for head in every if any(each[head] is not None for each in told)]
+    cells = [["" if each[h] is None else str(each[h]) for h in heads] for each in told]
     return terminal.table(heads, cells)
 
 
