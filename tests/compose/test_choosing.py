@@ -35,6 +35,9 @@ class PlayedProbes(Probes):
         self._found = dict(found)
         self.asked: list[str] = []
 
+    def must_emulate(self, name: str) -> bool:
+        return False
+
     async def of(self, name: str) -> Probed:
         self.asked.append(name)
         return self._found[name]

@@ -86,12 +86,17 @@ class Chooser:
             names = [name for name, its in self._levels.items() if its == own and at_least(own, level)]
             soon: list[tuple[float, str]] = []
             for name in names:
+                if level != _STRONGEST and self._probes.must_emulate(name):
+                    lacking[name] = f"there is no /dev/kvm for it, and emulation serves only isolation {_STRONGEST}"
+                    passed.append(f"{name} would be emulated here")
+                    continue
                 found = await self._probes.of(name)
                 if found.missing is not None:
                     lacking[name] = found.missing
                     passed.append(f"{name} is not available here")
                 elif found.emulated and level != _STRONGEST:
-                    passed.append(f"{name} is emulated here, which only isolation {_STRONGEST} takes")
+                    lacking[name] = f"it is emulated here, which serves only isolation {_STRONGEST}"
+                    passed.append(f"{name} is emulated here")
                 elif found.start_ms > most:
                     passed.append(f"{name} takes {found.start_ms:.0f} ms")
                     slow.append((found.start_ms, name))

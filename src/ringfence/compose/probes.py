@@ -93,6 +93,11 @@ class Probes:
         """What is known without trying."""
         return self._found.get(name) or self._recall(name)
 
+    def must_emulate(self, name: str) -> bool:
+        """Whether it is known without trying that its machines would be emulated. That there is a device says nothing;
+        that there is none, enough."""
+        return self._makers.level_of(name) == "microvm" and not os.access("/dev/kvm", os.R_OK | os.W_OK)
+
     async def _try(self, name: str) -> Probed:
         try:
             backend = self._makers.make(replace(self._settings, backend=name), self._state, keep_ready=1)
