@@ -34,6 +34,7 @@ from ringfence.core.sessions import StaySpec
 from ringfence.sandbox.files import guarded, inputs
 from ringfence.sandbox.guests.engine import Ability, Guest, GuestEngine, GuestRoot, GuestShape
 from ringfence.sandbox.guests.files import GuestPlaces
+from ringfence.sandbox.guests.files_here import LentFolders
 from ringfence.sandbox.guests.link import GuestGone, Link, first_words
 from ringfence.sandbox.guests.outlet import GuestOutlet
 from ringfence.sandbox.guests.run import GuestRun
@@ -167,8 +168,8 @@ class GuestBackend:
         with beginning("the box"):
             await self._engine.open()
             self._engine.abilities.require(self.name, "staying")
-            if spec.folders:
-                self._engine.abilities.require(self.name, "folders")
+            if any(folder.mode == "ro" for folder in spec.folders):  # of this host, where programs cannot write
+                self._engine.abilities.require(self.name, "mounts")
             self._check(as_run, stays=True)
             root = await self._root(as_run)
             return await self._open(spec, as_run, root)
@@ -178,6 +179,7 @@ class GuestBackend:
         given = (*(Input(name, Path(host), links=True) for name, host in setup.files.items()), *spec.inputs)
         placed = mounting.place(spec.mounts) if spec.mounts else ()
         folder: Path | None = None
+        lent = LentFolders()
         given_at: int | None = None
         guest: Guest | None = None
         outlet: NetworkOutlet | None = None
@@ -189,11 +191,15 @@ class GuestBackend:
                 await shielded(asyncio.ensure_future(self._remove(guest)))
             if folder is not None:
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            await asyncio.to_thread(lent.remove)
 
         try:
             if given or spec.has_input:
                 folder, _ = await asyncio.to_thread(_put, given)
-            shape = GuestShape(root, spec.limits, folder, _mounts(as_run), placed, spec.folders, stays=True)
+            mounts = (*_mounts(as_run), *lent.make(folder.at for folder in spec.folders if folder.mode == "ro"))
+            own = tuple(folder for folder in spec.folders if folder.mode == "rw")
+            limited = "folders" in self._engine.abilities.given
+            shape = GuestShape(root, spec.limits, folder, mounts, placed, own if limited else (), stays=True)
             guest = await self._engine.start(shape)
             self._guests.add(guest)
             await self._boot(guest, as_run, root, stays=True)
@@ -208,9 +214,11 @@ class GuestBackend:
             setups = tuple(source for source in (setup.source, spec.setup) if source)
             if folder is not None:
                 given_at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            places = _places(guest, spec.limits, given_at)
+            places = _places(guest, spec.limits, given_at, lent.descriptors)
             runs = WhatRuns(root, env, spec.limits, places, setups, lacking or None)
             isolation = self._isolation(guest, as_run)
+            if own and not limited:
+                isolation["volumes"] = {"limit": "when they are saved"}
             if spec.setup is not None:
                 isolation["template"] = {"setup": "user", "started": "exec"}
             account = Account(spec.limits.memory_bytes)
@@ -339,12 +347,12 @@ def _is_apart(guest: Guest) -> bool:
     return "temporary" in (guest.hardens or {})
 
 
-def _places(guest: Guest, limits: Limits, given: int | None) -> GuestPlaces:
+def _places(guest: Guest, limits: Limits, given: int | None, lent: Mapping[str, int]) -> GuestPlaces:
     if not _is_apart(guest):
-        return GuestPlaces(limits, stays=("/workspace/tmp",), input=given, has_input=given is not None)
+        return GuestPlaces(limits, stays=("/workspace/tmp",), input=given, has_input=given is not None, lent=lent)
     temporary = "/tmp"  # noqa: S108 - in the guest
     kept = ("/workspace", temporary, "/home/user")
-    return GuestPlaces(limits, kept=kept, temporary=temporary, input=given, has_input=given is not None)
+    return GuestPlaces(limits, kept=kept, temporary=temporary, input=given, has_input=given is not None, lent=lent)
 
 
 def _put(given: Sequence[Input]) -> tuple[Path, tuple[FileFact, ...]]:

@@ -10,8 +10,9 @@ import builtins
 import hashlib
 import os
 import tempfile
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import field
 from typing import Any
 
 from ringfence.core.box import MIB, FileFact, Input, Limits, within
@@ -43,6 +44,7 @@ from ringfence.sandbox.guests.files_call import (
     malformed_unless,
     opened,
 )
+from ringfence.sandbox.guests.files_here import LentFolder
 from ringfence.sandbox.guests.files_loop import GuestSpool, GuestWatcher
 from ringfence.sandbox.guests.files_tree import (
     GuestTree,
@@ -77,6 +79,8 @@ class GuestPlaces:
     input: int | None = None
     """A descriptor of the folder of this host that it sees as /workspace/input, which the caller closes."""
     has_input: bool = False
+    lent: Mapping[str, int] = field(default_factory=dict)
+    """Descriptors of folders of this host that it sees, and cannot write to, by path."""
 
 
 class GuestFiles:
@@ -285,7 +289,10 @@ class GuestFiles:
             input_descriptor=places.input,
         )
 
-    def folder(self, at: str) -> GuestTree:
+    def folder(self, at: str) -> GuestTree | LentFolder:
+        lent = self._places.lent.get(full_path(parts_of(at)))
+        if lent is not None:
+            return LentFolder(lent)
         return GuestTree(self._way, (tuple(self._parts(at)),), self._places.limits.disk_bytes)
 
     @contextmanager
