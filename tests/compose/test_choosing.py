@@ -139,6 +139,8 @@ async def test_a_backend_that_a_caller_names_serves_if_it_is_strong_enough() -> 
     backend, _ = chosen_among({"process": FAST, "oci": FAST})
     report = await backend.run(replace(NOTHING, backend="oci"))
     assert report.isolation == {"backend": "oci", "level": "process"}
+    report = await backend.run(replace(NOTHING, backend="auto"))
+    assert report.isolation["chosen"]["by"] == "auto"
     for asked, level, match in (
         ("oci", "gvisor", "boxes of backend oci have process"),
         ("chroot", "process", "sandbox backend chroot does not exist"),
@@ -230,3 +232,4 @@ async def test_a_caller_names_the_backend_of_one_run(tmp_path: Path) -> None:
         assert usual.facts["isolation"]["backend"] == "process"
         nobody = await runs.run(RunRequest(code="print(6 * 7)", backend="chroot"), origin="sdk")
     assert (nobody.status, nobody.reason_code) == (Status.UNAVAILABLE, "no_backend")
+    assert nobody.message.startswith("sandbox backend chroot does not exist")

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 from pathlib import Path
 
 import pytest
 
+from ringfence.compose.backends import make_backend
 from ringfence.compose.run_request import RunRequest
 from ringfence.compose.runs import Runs
+from ringfence.config.settings import SandboxSettings
+from ringfence.core.box import BACKENDS, BoxSpec, Limits, Program
+from ringfence.core.errors import Unavailable
 from tests.boxing import need_boxes, settings
+from tests.tooling import KERNEL, PATIENCE
 
 pytestmark = pytest.mark.anyio
 
@@ -31,6 +37,32 @@ async def test_defect_4_a_rule_that_says_sandbox_runs_the_code_in_one(tmp_path: 
     assert "sandbox-exec" in outcome.facts["rules"]
     assert outcome.ran is not None and outcome.ran.report.stdout.head == b"42\n"
     assert outcome.facts["isolation"]["level"] == "process"
+
+
+# Of the others, machines are emulated in most places where tests run, and engines have to be started.
+SOON = ("process", "oci", "wasm", "gvisor")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in SOON else pytest.mark.slow) for name in BACKENDS]
+)
+async def test_defect_8_every_backend_runs_the_very_program_that_it_is_given(tmp_path: Path, name: str) -> None:
+    """None has a program, an answer or a backend of its own choice."""
+    number = secrets.randbelow(10**9)
+    source = f"print({number} * 7)\nraise SystemExit(3)\n".encode()
+    kernel = str(KERNEL) if KERNEL.is_dir() else None
+    try:
+        backend = make_backend(SandboxSettings(backend=name, microvm_kernel=kernel), tmp_path, keep_ready=0)
+    except Unavailable as exc:
+        pytest.skip(str(exc))
+    try:
+        report = await backend.run(BoxSpec(Program("python", source), Limits(wall_seconds=PATIENCE)))
+    except Unavailable as exc:
+        pytest.skip(str(exc))
+    finally:
+        await backend.close()
+    assert (report.ended, report.exit_status, report.stdout.text) == ("exited", 3, f"{number * 7}\n")
+    assert (report.isolation["backend"], report.isolation["level"]) == (name, BACKENDS[name])
 
 
 LOOK = """

@@ -74,9 +74,9 @@ class Chooser:
         lacking = {name: each.missing for name, each in known.items() if each is not None and each.missing is not None}
         return None if lacking.keys() != known.keys() else self._unserved(level, lacking)
 
-    async def choices(self, level: str) -> AsyncGenerator[Selected]:
+    async def choices(self, level: str, asked: str | None = None) -> AsyncGenerator[Selected]:
         """All that may serve, the best first. Raises Unavailable where none may."""
-        by: Literal["auto", "contract"] = "auto" if self._settings.backend == "auto" else "contract"
+        by: Literal["auto", "contract"] = "auto" if "auto" in (asked, self._settings.backend) else "contract"
         most = self._settings.max_start_ms
         lacking: dict[str, str] = {}
         passed: list[str] = []
@@ -186,7 +186,7 @@ class ChosenBackend:
         if named is not None:
             return await make(named)
         lacking: list[str] = []
-        async with aclosing(self._chooser.choices(level)) as choices:
+        async with aclosing(self._chooser.choices(level, asked)) as choices:
             async for choice in choices:
                 try:
                     return await make(replace(choice, why="; ".join((choice.why, *lacking))))

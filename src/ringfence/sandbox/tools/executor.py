@@ -124,6 +124,8 @@ class Executor:
             try:
                 self._others().check(contract.isolation, call.arguments.get("backend"))
             except Unavailable as exc:
+                if not _stronger(contract.isolation, "process"):
+                    raise
                 text = f"{contract.name} demands isolation {contract.isolation}: {exc.message}"
                 raise Unavailable(exc.reason_code, text) from None
 
