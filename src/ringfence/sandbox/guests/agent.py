@@ -716,7 +716,10 @@ def _prepare(guest: GuestSettings, code: bytes, stream: int) -> None:
         from ringfence.sandbox.guests import harden  # noqa: PLC0415 - not every guest is sent that
 
         if guest.hardens.get("unprivileged"):
-            guest.done = harden.harden_further(guest.hardens, code)
+            guest.done, denials = harden.harden_further(guest.hardens, code)
+            if guest.hardens.get("notify"):  # the host takes it where it lies
+                os.dup2(denials, guest.hardens["notify"], inheritable=False)
+                os.close(denials)
         else:
             given = [harden.listener(guest.listens)] if guest.listens else []
             guest.done, denials = harden.harden(guest.hardens, code, notify=guest.hands_over)

@@ -318,7 +318,9 @@ class GuestBackend:
         }
         given = (1 + (spec.network is not None)) if guest.hands_over else 0
         machine = hardens.get("machine") or os.uname().machine
-        first = first_words(agent_code(), told, compile_filter(machine, notify=guest.hands_over))
+        first = first_words(
+            agent_code(), told, compile_filter(machine, notify=guest.hands_over or bool(hardens.get("notify")))
+        )
         try:
             async with asyncio.timeout(_BOOT_SECONDS):
                 link = guest.link = await Link.over(guest.stream, first, settle=guest.settle, given=given)

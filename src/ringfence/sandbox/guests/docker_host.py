@@ -18,6 +18,7 @@ from ringfence.sandbox.process.box_usage import full
 from ringfence.sandbox.process.cgroups.cgroup import Counted, Group
 from ringfence.sandbox.process.cgroups.hierarchy import V1_ROLES, CgroupFolder, own_folders, roles_of
 from ringfence.sandbox.process.host.capabilities import read_back
+from ringfence.sandbox.process.zygote import kernel
 
 
 @plain
@@ -94,6 +95,16 @@ class LocalLook:
             seen["read_only_root"] = "ro" in options
         return seen
 
+    def descriptor(self, number: int) -> int | None:
+        """One that its first process has open, for us, too; None where we have not the right."""
+        with contextlib.suppress(OSError, KeyError):
+            process = os.pidfd_open(self._pid)
+            try:
+                return kernel.call("pidfd_getfd", process, number, 0)
+            finally:
+                os.close(process)
+        return None
+
     def usage(self) -> GuestUsage | None:
         parts: tuple[int, int] | None = None
         with contextlib.suppress(KeyError, OSError):  # it is just going
@@ -136,7 +147,7 @@ def _namespaces(pid: int) -> dict[str, bool]:
     """Which are its own, and not ours, where we may know."""
     names = {"mnt": "mount"}
     seen: dict[str, bool] = {}
-    for name in ("mnt", "net", "ipc", "uts", "cgroup"):
+    for name in ("user", "mnt", "net", "ipc", "uts", "cgroup"):
         with contextlib.suppress(OSError):
             own = os.readlink(f"/proc/{pid}/ns/{name}") != os.readlink(f"/proc/self/ns/{name}")
             seen[f"{names.get(name, name)}_namespace"] = own

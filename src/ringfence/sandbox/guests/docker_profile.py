@@ -1,7 +1,8 @@
 """What a container engine is told to keep from a container of ours, as it wants it said.
 
 The engine's filter for system calls knows names alone: it is made of the same verdicts as every box's, and allows what
-some arguments may be allowed of. The agent puts the exact filter on top of it, for itself and for all programs.
+some arguments may be allowed of, and what the agent needs to hide more of the machine. The agent puts the exact filter
+on top of it, for itself and for all programs.
 """
 
 from __future__ import annotations
@@ -27,15 +28,17 @@ MASKED = (
     *("/proc/mdstat", "/proc/misc", "/proc/modules", "/proc/mtrr", "/proc/pagetypeinfo", "/proc/partitions"),
     *("/proc/pressure", "/proc/sched_debug", "/proc/schedstat", "/proc/slabinfo", "/proc/softirqs", "/proc/swaps"),
     *("/proc/sysrq-trigger", "/proc/sysvipc", "/proc/timer_list", "/proc/timer_stats", "/proc/vmallocinfo"),
-    *("/proc/vmstat", "/proc/zoneinfo", "/sys"),
+    *("/proc/vmstat", "/proc/zoneinfo", "/proc/sys", "/sys"),
 )
 """More than engines hide by themselves: all that tells of the machine, and no program counts on."""
-READ_ONLY = ("/proc/sys",)
+_AGENTS = ("unshare", "mount", "umount2", "mount_setattr")
+"""Calls of the agent before any program, which no program may make. They need a user namespace: it has no rights."""
 
 
 @cache
-def seccomp_profile(architecture: str) -> str:
-    """By name, as engines read it. Raises Unavailable for a machine that no box runs on."""
+def seccomp_profile(architecture: str, *, told: bool = False) -> str:
+    """By name, as engines read it. `told`: what we are to be told of is left to the agent's filter, since of two that
+    refuse a call the engine's would win. Raises Unavailable for a machine that no box runs on."""
     if architecture not in _ARCHITECTURES:
         raise Unavailable(
             "no_backend", f"the engine runs on {architecture}, and boxes on {' and '.join(MACHINES)} alone"
@@ -43,10 +46,11 @@ def seccomp_profile(architecture: str) -> str:
     allowed: list[str] = []
     refused: dict[int, list[str]] = {}
     for name, judgement in POLICY.items():
-        if isinstance(judgement, Ruling) and judgement.action != "allow" and judgement.errno:
-            refused.setdefault(judgement.errno, []).append(name)
-        else:
+        left = name in _AGENTS or not isinstance(judgement, Ruling) or (told and judgement.action == "notify")
+        if left or judgement.action == "allow" or not judgement.errno:
             allowed.append(name)
+        else:
+            refused.setdefault(judgement.errno, []).append(name)
     rules: list[Json] = [{"names": sorted(allowed), "action": "SCMP_ACT_ALLOW"}]
     rules += [
         {"names": sorted(names), "action": "SCMP_ACT_ERRNO", "errnoRet": number}

@@ -54,17 +54,48 @@ def harden(told: dict[str, Any], code: bytes, *, notify: bool) -> tuple[list[str
     return done, _seccomp(code, _NEW_LISTENER if notify else 0)
 
 
-def harden_further(told: dict[str, Any], code: bytes) -> list[str]:
-    """The same where the engine has given no rights to begin with: what any process may do to itself. Returns the steps
-    that were done. Raises OSError."""
+def harden_further(told: dict[str, Any], code: bytes) -> tuple[list[str], int]:
+    """The same where the engine has given no rights to begin with, as far as any process may do it to itself: in a user
+    namespace of its own, if the host lets it have one. What an engine did is not undone where this cannot be done.
+
+    Returns as `harden` does. Raises OSError where the filter cannot be applied.
+    """
     done = []
-    kernel.call("prctl", kernel.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    with contextlib.suppress(OSError):
+        _leave_root_behind(told["user"])
+        done.append("user")
+        kernel.call("unshare", kernel.NEWNS)
+        for step in (_devices, _read_only, _covers, _terminals, _read_only):  # what is covered, and what covers it
+            step(told)
+            done.append(step.__name__[1:])
+    _give_up_rights(bounding="user" in done)
     if landlock.version():
         _landlock(told)
         done.append("landlock")
-    _seccomp(code, 0)
-    done.append("seccomp")
-    return done
+    listener = _seccomp(code, _NEW_LISTENER if told.get("notify") else 0)
+    return done, listener
+
+
+def _covers(told: dict[str, Any]) -> None:
+    """In /proc as the engine has mounted it, with what the engine hid."""
+    kernel.mount("box", "/run", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755,size=1m")
+    kernel.mount("box", "/sys", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755,size=64k")
+    os.makedirs(machine.CPU)
+    machine.FOLDER = "/run/machine"
+    files = machine.MachineFiles(subset=False)
+    for at, source in files.sized(told["memory_bytes"], told["processors"]):
+        if os.path.exists(at):
+            kernel.bind(source.decode(), at.decode(), 0)
+    for at, nothing in files.covers() or ():
+        kernel.bind(nothing.decode(), at.decode(), 0)
+    kernel.call("umount2", b"/run", kernel.MNT_DETACH)
+
+
+def _devices(told: dict[str, Any]) -> None:
+    """Mounts of their own: no other device counts afterwards."""
+    for name in _DEVICES:
+        if os.path.exists(f"/dev/{name}"):
+            kernel.bind(f"/dev/{name}", f"/dev/{name}", 0)
 
 
 def _shares(told: dict[str, Any]) -> None:
@@ -186,9 +217,15 @@ def _become(user: int) -> None:
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
     _leave_root_behind(user)
-    for number in range(_last_capability() + 1):
-        kernel.call("prctl", kernel.PR_CAPBSET_DROP, number)
-    kernel.call("prctl", kernel.PR_SET_SECUREBITS, _SECURE_BITS)
+    _give_up_rights()
+
+
+def _give_up_rights(*, bounding: bool = True) -> None:
+    """`bounding`: those that a program could gain, too, where this process has the right to."""
+    if bounding:
+        for number in range(_last_capability() + 1):
+            kernel.call("prctl", kernel.PR_CAPBSET_DROP, number)
+        kernel.call("prctl", kernel.PR_SET_SECUREBITS, _SECURE_BITS)
     kernel.call("prctl", kernel.PR_CAP_AMBIENT, kernel.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     kernel.call("capset", struct.pack("Ii", 0x20080522, 0), bytes(24))
     kernel.call("prctl", kernel.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
