@@ -98,7 +98,7 @@ class BackendRow:
 ROWS: Mapping[str, BackendRow] = {
     "process": BackendRow(_process),
     "oci": BackendRow(_oci),
-    "docker": BackendRow(_docker, stays=False, elsewhere=True),
+    "docker": BackendRow(_docker),
     "microvm": BackendRow(_microvm, probe_seconds=900.0),
     "wasm": BackendRow(_wasm, stays=False, general=False),
 }

@@ -38,6 +38,7 @@ _READY = 2
 _ASK_SECONDS = 5.0
 _IMPORT_SECONDS = 600.0
 _END_SECONDS = 30.0
+_POLL_SECONDS = 0.25
 _LISTENER = 90
 """The descriptor in the agent by which refused system calls are told of: the host takes it from there."""
 _SHARED = "/dev/shm"  # noqa: S108 - in the container
@@ -65,7 +66,7 @@ class DockerEngine:
     """Starts containers."""
 
     level = "process"
-    abilities = Abilities(frozenset(("pause", "network", "mounts", "images")))
+    abilities = Abilities(frozenset(("staying", "pause", "network", "mounts", "images")))
 
     def __init__(self, settings: DockerSettings, pack: Pack) -> None:
         self.name = "docker"
@@ -118,7 +119,7 @@ class DockerEngine:
         if not any("seccomp" in str(each) for each in info.get("SecurityOptions") or ()):
             text = f"the engine at {address} has no filter for system calls (seccomp); use a kernel and engine with it"
             raise Unavailable("no_backend", text)
-        runtime = self._settings.runtime
+        runtime = self.runtime
         if runtime is not None and runtime not in (info.get("Runtimes") or {}):
             known = ", ".join(sorted(info.get("Runtimes") or {})) or "none"
             text = f"the engine at {address} has no runtime {runtime!r} (docker_runtime); it has: {known}"
@@ -282,8 +283,12 @@ class DockerEngine:
 
     def _filter(self) -> str:
         # Root alone may take over what tells of refused calls, and only on this host.
-        told = sys.platform == "linux" and os.geteuid() == 0
+        told = sys.platform == "linux" and os.geteuid() == 0 and self.runtime is None
         return profile.seccomp_profile(self._architecture, told=told)
+
+    @property
+    def runtime(self) -> str | None:
+        return self._settings.runtime
 
     @property
     def machine(self) -> str:
@@ -346,7 +351,10 @@ class DockerGuest:
         self._limits = limits
         self._told = told
         self._local: LocalLook | None = look_at(int((told.get("State") or {}).get("Pid") or 0), container)
-        if self._local is not None and (tried := self._local.descriptor(0)) is not None:
+        self._polled: GuestUsage | None = None
+        own_kernel = engine.runtime is not None
+        """What such a runtime has as the first process on the host is a kernel of its own, and not the agent."""
+        if not own_kernel and self._local is not None and (tried := self._local.descriptor(0)) is not None:
             os.close(tried)
             self.hardens["notify"] = _LISTENER
         self._seen: Json = {}
@@ -354,9 +362,12 @@ class DockerGuest:
         self.ended: asyncio.Future[str] = loop.create_future()
         self._gone = loop.create_task(self._wait())
         self._killing: Task[None] | None = None
+        self._polling = loop.create_task(self._poll()) if self._local is None else None
 
     async def _wait(self) -> None:
         await self._attached.over()
+        if self._polling is not None:
+            self._polling.cancel()
         if self._local is not None:
             self._local.count()
         self._close_stream()
@@ -367,7 +378,7 @@ class DockerGuest:
         return
 
     def look(self) -> None:
-        if self._local is None:
+        if self._local is None or self._engine.runtime is not None:
             return
         self._seen = self._local.protections()
         assert self.hardens is not None and self.link is not None
@@ -383,7 +394,16 @@ class DockerGuest:
         return {"engine": self._engine.version, "protections": named, "limits": limits, "host_id": {"whose": "all"}}
 
     def usage(self) -> GuestUsage | None:
-        return self._local.usage() if self._local is not None else None
+        return self._local.usage() if self._local is not None else self._polled
+
+    async def _poll(self) -> None:
+        """What the engine says of its use, where this host does not."""
+        with contextlib.suppress(DockerGone, DockerRefused):
+            while True:
+                path = f"/containers/{self.container}/stats"
+                told = await self._api.ask("GET", path, **{"stream": "false", "one-shot": "true"})
+                self._polled = _used(told) or self._polled
+                await asyncio.sleep(_POLL_SECONDS)
 
     def counted(self) -> Counted:
         counted = self._local.count() if self._local is not None else Counted(None, None, None, None)
@@ -413,8 +433,13 @@ class DockerGuest:
             self._killing = asyncio.get_running_loop().create_task(self._kill())
 
     async def _kill(self) -> None:
-        with contextlib.suppress(DockerGone, DockerRefused):
+        try:
             await self._api.ask("POST", f"/containers/{self.container}/kill", seconds=_END_SECONDS)
+        except DockerRefused:
+            return  # it has ended
+        except DockerGone:
+            if self._local is not None:
+                await asyncio.to_thread(self._local.kill)
 
     async def remove(self) -> Sequence[str]:
         self.kill()
@@ -477,6 +502,16 @@ async def _removed(api: DockerApi, container: str) -> None:
 def _bind(host: str, at: str, mode: str) -> Json:
     options = {"Propagation": "rprivate", "NonRecursive": False}
     return {"Type": "bind", "Source": host, "Target": at, "ReadOnly": mode != "rw", "BindOptions": options}
+
+
+def _used(told: Json) -> GuestUsage | None:
+    """Both versions of control groups have names of their own; what waits in the page cache is none of its memory."""
+    stats = (told.get("memory_stats") or {}).get("stats") or {}
+    memory = stats.get("anon", stats.get("total_rss"))
+    spent = ((told.get("cpu_stats") or {}).get("cpu_usage") or {}).get("total_usage")
+    if not isinstance(memory, int) or not isinstance(spent, int):
+        return None
+    return GuestUsage(memory, spent / 1e6)
 
 
 def _by_the_engine(told: Json) -> Json:

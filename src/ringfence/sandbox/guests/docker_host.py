@@ -114,7 +114,14 @@ class LocalLook:
         files, rest = parts
         disk, met = _disk(self._pid)
         beyond = max(0, files - disk) if disk is not None else 0  # files elsewhere than in the workspace are memory
-        return GuestUsage(rest + beyond, self._group.cpu_ms() or 0.0, met)
+        counted = self.count()
+        killed, refused = counted.oom_kills or 0, counted.pids_denied or 0
+        return GuestUsage(rest + beyond, self._group.cpu_ms() or 0.0, met, killed, refused)
+
+    def kill(self) -> None:
+        """Without its engine, where we have the right."""
+        with contextlib.suppress(OSError):
+            self._group.kill()
 
     def count(self) -> Counted:
         """While it is there, anew; afterwards what was counted last."""
