@@ -274,7 +274,8 @@ CHANGING = (
 )
 
 _MOUNTED = """
-inside = [m for m in mounts() if m["at"] not in ALLOWED]
+# What lies beneath another mount cannot be reached by any path.
+inside = [m for m in mounts() if m["at"] not in ALLOWED and os.path.lexists(m["at"])]
 wrong = [m["at"] for m in inside if FLAG not in m["flags"].split(",")]
 say(bool(wrong), f"{len(wrong)} mounts, among them {wrong[0]}" if wrong else f"none of {len(inside)}")
 """

@@ -401,7 +401,7 @@ class DockerGuest:
         with contextlib.suppress(DockerGone, DockerRefused):
             while True:
                 path = f"/containers/{self.container}/stats"
-                told = await self._api.ask("GET", path, **{"stream": "false", "one-shot": "true"})
+                told = await self._api.ask("GET", path, stream="false", one_shot="true")
                 self._polled = _used(told) or self._polled
                 await asyncio.sleep(_POLL_SECONDS)
 

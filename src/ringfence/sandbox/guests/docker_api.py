@@ -78,7 +78,8 @@ class DockerApi:
     async def ask(
         self, method: str, path: str, body: Json | None = None, *, seconds: float = _ANSWER_SECONDS, **params: Any
     ) -> Any:
-        """What the engine answers, read as JSON. Raises DockerGone, DockerRefused."""
+        """What the engine answers, read as JSON. In names of `params`, `_` stands for `-`. Raises DockerGone,
+        DockerRefused."""
         data = b"" if body is None else json.dumps(body).encode()
         try:
             async with asyncio.timeout(seconds):
@@ -246,7 +247,10 @@ def _is_loopback(host: str) -> bool:
 def _head(
     method: str, path: str, params: Mapping[str, Any], headers: Mapping[str, str], connection: str = "close"
 ) -> bytes:
-    named = {name: json.dumps(value) if isinstance(value, dict) else str(value) for name, value in params.items()}
+    named = {
+        name.replace("_", "-"): json.dumps(value) if isinstance(value, dict) else str(value)
+        for name, value in params.items()
+    }
     query = f"?{urlencode(named)}" if named else ""
     lines = [f"{method} {quote(path)}{query} HTTP/1.1", "Host: docker", f"Connection: {connection}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]

@@ -13,7 +13,7 @@ from functools import cache
 
 from ringfence.core.errors import Unavailable
 from ringfence.core.model import Json
-from ringfence.sandbox.process.seccomp.verdicts import POLICY, Ruling
+from ringfence.sandbox.process.seccomp.verdicts import ALLOW, POLICY, Ruling
 
 _ARCHITECTURES = {"amd64": "SCMP_ARCH_X86_64", "arm64": "SCMP_ARCH_AARCH64"}
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
@@ -46,11 +46,11 @@ def seccomp_profile(architecture: str, *, told: bool = False) -> str:
     allowed: list[str] = []
     refused: dict[int, list[str]] = {}
     for name, judgement in POLICY.items():
-        left = name in _AGENTS or not isinstance(judgement, Ruling) or (told and judgement.action == "notify")
-        if left or judgement.action == "allow" or not judgement.errno:
+        ruling = judgement if isinstance(judgement, Ruling) else ALLOW
+        if name in _AGENTS or (told and ruling.action == "notify") or not ruling.errno:
             allowed.append(name)
         else:
-            refused.setdefault(judgement.errno, []).append(name)
+            refused.setdefault(ruling.errno, []).append(name)
     rules: list[Json] = [{"names": sorted(allowed), "action": "SCMP_ACT_ALLOW"}]
     rules += [
         {"names": sorted(names), "action": "SCMP_ACT_ERRNO", "errnoRet": number}
