@@ -17,7 +17,7 @@ from ringfence.compose.probes import NAME, Makers, Probed, Probes, probe
 from ringfence.compose.run_request import RunRequest
 from ringfence.compose.runs import Runs
 from ringfence.config.settings import SandboxSettings
-from ringfence.core.box import BACKENDS, BoxReport, BoxSpec, OnOutput, Program
+from ringfence.core.box import BACKENDS, Attached, BoxReport, BoxSpec, OnOutput, Program
 from ringfence.core.errors import Unavailable
 from ringfence.core.model import Recheck, Status, always
 from tests.boxing import settings
@@ -233,3 +233,24 @@ async def test_a_caller_names_the_backend_of_one_run(tmp_path: Path) -> None:
         nobody = await runs.run(RunRequest(code="print(6 * 7)", backend="chroot"), origin="sdk")
     assert (nobody.status, nobody.reason_code) == (Status.UNAVAILABLE, "no_backend")
     assert nobody.message.startswith("sandbox backend chroot does not exist")
+
+
+@pytest.mark.slow
+async def test_a_session_is_made_by_the_backend_that_its_caller_names(tmp_path: Path) -> None:
+    async with Runs.open(settings(tmp_path)) as runs:
+
+        async def opened(**wanted: str) -> Any:
+            return await runs.call("open_session", wanted, Attached(), origin="sdk")
+
+        first = await opened(backend="oci")
+        if first.reason_code == "no_backend":
+            pytest.skip(first.message)
+        usual = await opened()
+        for outcome, name in ((first, "oci"), (usual, "process")):
+            assert outcome.ok, outcome.message
+            session = outcome.result["structuredContent"]["session"]
+            step = await runs.call("execute_python", {"session": session, "code": "6 * 7"}, Attached(), origin="sdk")
+            assert step.ok and step.facts["isolation"]["backend"] == name
+            await runs.call("close_session", {"session": session}, Attached(), origin="sdk")
+        nobody = await opened(backend="chroot")
+    assert (nobody.status, nobody.reason_code) == (Status.UNAVAILABLE, "no_backend")
