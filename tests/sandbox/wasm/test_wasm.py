@@ -21,6 +21,7 @@ from ringfence.core.errors import Unavailable
 from ringfence.core.ports import Backend
 from ringfence.doctor import Options, run
 from ringfence.doctor.cases import CATALOGUE
+from ringfence.sandbox.process.backend import ProcessBackend
 from ringfence.sandbox.wasm import runtime
 from ringfence.sandbox.wasm.backend import WasmBackend
 
@@ -350,6 +351,14 @@ async def test_without_the_package_the_remedy_is_named(monkeypatch: pytest.Monke
     monkeypatch.setattr(runtime, "OLDEST", (4, 0))
     with pytest.raises(Unavailable, match=r"needs Python 3\.12 or later, and this is 3"):
         runtime.find()
+
+
+async def test_without_a_control_group_it_is_refused(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, state: Path
+) -> None:
+    monkeypatch.setattr(ProcessBackend, "counts_memory", False)
+    with pytest.raises(Unavailable, match="needs a control group for memory: run `ringfence host`"):
+        await ran(WasmBackend(state), "pass")
 
 
 def test_another_package_of_that_name_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -182,6 +182,11 @@ class ProcessBackend:
             raise run.cancelled
         return report
 
+    @property
+    def counts_memory(self) -> bool:
+        """Whether a control group counts the memory of its boxes; known once one has run."""
+        return self._counts("memory")
+
     async def warm(self, spec: BoxSpec) -> None:
         """Have boxes for specs like this one ready. Raises Unavailable."""
         capabilities.check_spec(spec, self._templates)

@@ -30,6 +30,7 @@ _READY = 2
 """Boxes of a kind that are kept ready. Each took a third of a second of a core."""
 _PROBE_SECONDS = 60.0
 _PROBE = b"import sys; print(1 + 1, sys.platform)"
+_NO_GROUP = "backend wasm needs a control group for memory: run `ringfence host`, which says how to get one"
 _SAID = "2 wasi\n"
 _ENV = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
@@ -105,6 +106,9 @@ class WasmBackend:
         )
         try:
             spec = BoxSpec(Program("python", _PROBE), Limits(wall_seconds=_PROBE_SECONDS))
+            await boxes.run(replace(spec, program=Program("python", b"pass")))
+            if not boxes.counts_memory:  # a box then asks about calls of the runtime before we can answer
+                raise Unavailable("no_backend", _NO_GROUP)
             report = await boxes.run(self._of_worker(spec))
         except BaseException:
             await boxes.close()
