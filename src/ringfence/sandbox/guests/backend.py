@@ -168,11 +168,24 @@ class GuestBackend:
         with beginning("the box"):
             await self._engine.open()
             self._engine.abilities.require(self.name, "staying")
-            if any(folder.mode == "ro" for folder in spec.folders):  # of this host, where programs cannot write
-                self._engine.abilities.require(self.name, "mounts")
+            self._check_filled_later(spec)
             self._check(as_run, stays=True)
             root = await self._root(as_run)
             return await self._open(spec, as_run, root)
+
+    def _check_filled_later(self, spec: StaySpec) -> None:
+        """Raises Unavailable for folders that programs cannot write to and that are filled once the guest is there,
+        where that sees no folder of this host as it is."""
+        if "writable_mounts" in self._engine.abilities.given:
+            return
+        asked = {
+            "volumes that they may only read": any(folder.mode == "ro" for folder in spec.folders),
+            "the inputs of a snapshot": spec.has_input,
+        }
+        lacking = [what for what, wanted in asked.items() if wanted]
+        if lacking:
+            text = f"backend {self.name} cannot give boxes {', '.join(lacking)}; backend process can"
+            raise Unavailable("not_supported", text)
 
     async def _open(self, spec: StaySpec, as_run: BoxSpec, root: GuestRoot) -> StayingGuest:
         setup = self._setups.get(spec.template, _NO_SETUP) if spec.root is None else _NO_SETUP
