@@ -215,8 +215,8 @@ async def test_a_keeper_leaves_after_its_last_session(state: Path) -> None:
 
 
 async def test_a_keeper_that_cannot_make_boxes_says_why(state: Path) -> None:
-    with pytest.raises(Unavailable, match="docker is not built yet") as unavailable:
-        await keeper_of(state, replace(SETTINGS, backend="docker")).list(ANN)
+    with pytest.raises(Unavailable, match="microsandbox is not built yet") as unavailable:
+        await keeper_of(state, replace(SETTINGS, backend="microsandbox")).list(ANN)
     assert unavailable.value.reason_code == "no_backend"
 
 

@@ -196,7 +196,9 @@ def test_the_sandbox_settings_are_the_limits_of_boxes() -> None:
     assert dict(made.templates) == {"python": (), "data": ("numpy", "pandas", "matplotlib"), "ml": ("torch",)}
 
 
-@pytest.mark.parametrize(("backend", "text"), [("docker", "is not built yet"), ("dokcer", "does not exist; there are")])
+@pytest.mark.parametrize(
+    ("backend", "text"), [("microsandbox", "is not built yet"), ("dokcer", "does not exist; there are")]
+)
 def test_another_backend_is_never_replaced_by_this_one(backend: str, text: str) -> None:
     with pytest.raises(Unavailable, match=text):
         make_executor(SandboxSettings(backend=backend))

@@ -326,8 +326,6 @@ NOT_BUILT_YET = {
     "2:31   ": REMOTE + "capabilities: {a: {isolation: gvisor}}",
     "2:31    ": REMOTE + "capabilities: {a: {isolation: microvm}}",
     **{f"1:11 {' ' * number}": f"sandbox: {{backend: {name}}}" for number, name in enumerate(sorted(NOT_BUILT), 10)},
-    "1:11        ": "sandbox: {firecracker_kernel_path: /k}",
-    "1:11         ": "sandbox: {firecracker_rootfs_path: /r}",
 }
 
 

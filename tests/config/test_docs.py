@@ -84,7 +84,6 @@ def test_what_is_not_built_is_marked() -> None:
     rows = [line for line in DOCS.splitlines() if re.search(r"not built yet", line, re.IGNORECASE) and line[0] == "|"]
     named = {match[1] for line in rows if (match := re.match(r"\| `([\w.]+)`", line))}
     assert named == {
-        "state", "code_mode", "openapi", "transport",
+        "state", "code_mode",
         "isolation", "backend",
-        "firecracker_kernel_path", "firecracker_rootfs_path",
     }  # fmt: skip

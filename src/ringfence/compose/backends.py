@@ -77,6 +77,13 @@ def _wasm(settings: SandboxSettings, state: Path | None, keep_ready: int | None)
     return WasmBackend(folder, accept_missing=settings.accept_missing, templates=templates(settings), depth=keep_ready)
 
 
+def _firecracker(settings: SandboxSettings, state: Path | None, keep_ready: int | None) -> GuestBackend:
+    with deferred.loading():
+        from ringfence.compose.guests import firecracker_backend  # noqa: PLC0415 - as above
+
+    return firecracker_backend(settings, templates(settings), state)
+
+
 @plain
 class BackendRow:
     """How a backend is made, and what is known of it before it is. Its level is in `core.box.BACKENDS`."""
@@ -100,6 +107,7 @@ ROWS: Mapping[str, BackendRow] = {
     "oci": BackendRow(_oci),
     "docker": BackendRow(_docker),
     "microvm": BackendRow(_microvm, probe_seconds=900.0),
+    "firecracker": BackendRow(_firecracker, probe_seconds=60.0),
     "wasm": BackendRow(_wasm, stays=False, general=False),
 }
 """One row for each backend that is built: the others are in `core.box.NOT_BUILT`."""

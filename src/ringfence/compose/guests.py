@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import sys
 import tempfile
@@ -12,16 +13,20 @@ from types import MappingProxyType
 
 from ringfence.config import paths
 from ringfence.config.settings import SandboxSettings
+from ringfence.core import system
 from ringfence.core.aio import in_thread
 from ringfence.core.box import TEMPLATES, ImageRoot, SetUp
+from ringfence.core.errors import Unavailable
 from ringfence.packages.cache import PackageCache
 from ringfence.packages.images import build, guests, packing
 from ringfence.packages.images.host.environment import EnvironmentPackages
 from ringfence.sandbox.guests.backend import GuestBackend, agent_code
 from ringfence.sandbox.guests.docker import DockerEngine, DockerSettings
 from ringfence.sandbox.guests.engine import GuestEngine, GuestRoot
+from ringfence.sandbox.guests.microvm import disks
 from ringfence.sandbox.guests.microvm import kernel as kernels
 from ringfence.sandbox.guests.microvm.engine import MicrovmEngine
+from ringfence.sandbox.guests.microvm.firecracker import Firecracker
 from ringfence.sandbox.guests.microvm.kernel import GuestKernel
 from ringfence.sandbox.guests.microvm.qemu import KVM, TCG, Qemu
 from ringfence.sandbox.guests.oci import OciEngine
@@ -74,6 +79,40 @@ def microvm_backend(templates: Mapping[str, tuple[str, ...]], state: Path | None
     find = partial(kernels.find, named, _kernel_folder(folder))
     engine = MicrovmEngine("microvm", (Qemu(KVM), Qemu(TCG)), folder / "microvm", find, agent_code)
     return GuestBackend(engine, partial(_root, PackageCache(folder / "packages"), templates), templates)
+
+
+def firecracker_backend(
+    settings: SandboxSettings, templates: Mapping[str, tuple[str, ...]], state: Path | None
+) -> GuestBackend:
+    """Virtual machines of Firecracker, with the operator's kernel, and the operator's disk or this host's root."""
+    folder = state or paths.state_folder()
+    kernel, disk = settings.firecracker_kernel_path, settings.firecracker_rootfs_path
+    own = partial(_root, PackageCache(folder / "packages"), templates)
+    machines = (Firecracker(folder / "firecracker" / "machines"),)
+    find = partial(kernels.operators, None if kernel is None else Path(kernel))
+    engine = MicrovmEngine("firecracker", machines, folder / "firecracker", find, agent_code, emulates=False)
+    return GuestBackend(engine, own if disk is None else partial(_disk_root, Path(disk)), templates)
+
+
+async def _disk_root(disk: Path, template: str, image: ImageRoot | None) -> GuestRoot:
+    """The operator's disk as the root. Raises Unavailable."""
+    if image is not None or template != "python":
+        text = "backend firecracker has the root of sandbox.firecracker_rootfs_path, and no other"
+        raise Unavailable("not_supported", f"{text}: leave that out for templates and images")
+    return await in_thread(lambda: _of_disk(disk))
+
+
+def _of_disk(disk: Path) -> GuestRoot:
+    if not disk.is_file():
+        raise Unavailable("no_backend", f"sandbox.firecracker_rootfs_path: there is no file {disk}")
+    python, version = disks.python_of(disk, (str(system.interpreter()), "/usr/bin/python3", "/usr/local/bin/python3"))
+    if version != sys.version_info[:2]:
+        said, ours = (".".join(map(str, each)) for each in (version, sys.version_info[:2]))
+        text = f"{disk} has Python {said}, and the agent of this host is for {ours}"
+        raise Unavailable("no_backend", f"{text}: make the disk out of `ringfence image build`, or leave it out")
+    about = disk.stat()
+    digest = hashlib.sha256(f"{disk} {about.st_size} {about.st_mtime_ns}".encode()).hexdigest()
+    return GuestRoot(disk.resolve(), f"disk:{digest}", (python,), python, version)
 
 
 def fetch_kernel(state: Path) -> GuestKernel:

@@ -73,6 +73,8 @@ def settings_digest(settings: SandboxSettings) -> str:
         "templates": {name: list(packages) for name, packages in templates(settings).items()},
         "build_packages": settings.build_packages,
         "microvm_kernel": settings.microvm_kernel,
+        "firecracker_kernel_path": settings.firecracker_kernel_path,
+        "firecracker_rootfs_path": settings.firecracker_rootfs_path,
         "setups": {name: [setup.source, dict(setup.env), dict(setup.files)] for name, setup in settings.setups.items()},
     }
     return canonical.digest(made_of)

@@ -925,9 +925,6 @@ def _unbuilt_sandbox(draft: Draft) -> None:
         draft.problem((*where, "backend"), f"no backend named {sandbox.backend!r}{hint}; there are {', '.join(known)}")
     if sandbox.backend in NOT_BUILT:
         _refuse(draft, (*where, "backend"), f"sandbox backend {sandbox.backend}")
-    for key in ("firecracker_kernel_path", "firecracker_rootfs_path"):
-        if getattr(sandbox, key):
-            _refuse(draft, (*where, key), key)
 
 
 def exposed(host: str, gateway: GatewaySettings, *, agents: bool) -> str | None:

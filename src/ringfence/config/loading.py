@@ -554,7 +554,10 @@ def _sandbox(shape: schema.SandboxSection, base: Path) -> SandboxSettings:
         docker_host=shape.docker_host,
         docker_runtime=shape.docker_runtime,
         docker_ready=shape.docker_ready,
-        microvm_kernel=None if shape.microvm_kernel is None else str(paths.resolve(shape.microvm_kernel, base)),
+        **{
+            key: None if (named := getattr(shape, key)) is None else str(paths.resolve(named, base))
+            for key in ("microvm_kernel", "firecracker_kernel_path", "firecracker_rootfs_path")
+        },
         network_enabled=shape.network_enabled,
         max_sessions=shape.max_sessions,
         max_sessions_memory_mb=shape.max_sessions_memory_mb,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from ringfence.core.errors import Unavailable
@@ -14,6 +16,7 @@ _SEARCH = "/usr/sbin:/sbin:/usr/bin:/bin"
 _PROGRAM = "mke2fs"
 _MIB = 1024 * 1024
 _BLOCK = 4096
+_MOST_LINKS = 8
 # Nothing is ever written to it, so it needs neither a journal nor sums of its own.
 _FEATURES = "^has_journal,^metadata_csum,^resize_inode"
 
@@ -25,6 +28,30 @@ def disk(folder: Path, digest: str, kept: Path) -> Path:
 
 def empty(kept: Path) -> Path:
     return made_once(kept / "empty.ext4", lambda at: _run("-b", str(_BLOCK), str(at), "4m"))
+
+
+def python_of(disk: Path, places: Sequence[str]) -> tuple[str, tuple[int, int]]:
+    """The first of these interpreters that a disk has, and its version. Raises Unavailable."""
+    for place in places:
+        found = place
+        for _ in range(_MOST_LINKS):
+            said = _debugfs(disk, f"stat {found}")
+            if (link := re.search(r'link dest: "([^"]+)"', said)) is None:
+                break
+            found = os.path.normpath(os.path.join(os.path.dirname(found), link[1]))
+        if re.search(r"Type: regular", said) and (version := re.search(r"python(\d+)\.(\d+)$", found)):
+            return found, (int(version[1]), int(version[2]))
+    raise Unavailable("no_backend", f"{disk} has no Python at {' or '.join(places)}, or is no ext4 file system")
+
+
+def _debugfs(disk: Path, order: str) -> str:
+    program = shutil.which("debugfs", path=_SEARCH)
+    if program is None:
+        raise Unavailable("no_backend", "disks of machines are looked into with debugfs: apt install e2fsprogs")
+    done = subprocess.run(
+        [program, "-R", order, str(disk)], capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL
+    )
+    return done.stdout
 
 
 def _make(folder: Path, at: Path) -> None:

@@ -65,8 +65,18 @@ class MicrovmEngine:
     level = "microvm"
     abilities = _ABILITIES
 
-    def __init__(self, name: str, hypervisors: Sequence[Hypervisor], kept: Path, kernel: Kernels, agent: Agent) -> None:
-        """`hypervisors`: the first that boots a machine here is used; the last needs no virtualization."""
+    def __init__(
+        self,
+        name: str,
+        hypervisors: Sequence[Hypervisor],
+        kept: Path,
+        kernel: Kernels,
+        agent: Agent,
+        *,
+        emulates: bool = True,
+    ) -> None:
+        """`hypervisors`: the first that boots a machine here is used. `emulates`: the last needs no virtualization."""
+        self._emulates = emulates
         self.name = name
         self._hypervisors = hypervisors
         self._kept = kept
@@ -96,11 +106,17 @@ class MicrovmEngine:
 
     async def _chosen(self, machines: SavedMachines) -> Hypervisor:
         *others, last = self._hypervisors
-        for each in others:
+        for each in others if self._emulates else self._hypervisors:
             why = await machines.accelerated(each, each.accelerator)
             if why is None:
                 return each
             self.why_not[each.accelerator] = why
+        if not self._emulates:
+            why = "; ".join(self.why_not.values())
+            text = (
+                f"backend {self.name} needs KVM, and it does not serve here: {why}; microvm emulates machines without"
+            )
+            raise Unavailable("no_backend", text)
         return last
 
     # ── A machine ──

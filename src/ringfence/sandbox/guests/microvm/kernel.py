@@ -15,11 +15,11 @@ from ringfence.core import system
 from ringfence.core.errors import Unavailable
 from ringfence.core.record import plain
 
-_WANTED = ("virtio_pci", "virtio_mmio", "virtio_blk", "virtio_console", "ext4", "overlay")
+_WANTED = ("virtio_pci", "virtio_mmio", "virtio_blk", "virtio_console", "ext4", "overlay", "vmw_vsock_virtio_transport")
 """What a machine has to find in it. A kernel may have any of it built in."""
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 _FIRST = Path(__file__).parent / "inside" / "first.py"
-_IMPORTED = "__future__, ctypes, os, stat, time, encodings.utf_8, encodings.ascii"
+_IMPORTED = "__future__, ctypes, os, stat, struct, time, encodings.utf_8, encodings.ascii"
 _SECONDS = 120.0
 
 
@@ -45,6 +45,24 @@ def find(named: Path | None, kept: Path) -> GuestKernel:
             return found
     text = "backend microvm needs a kernel for its machines: `ringfence image kernel` fetches one of the distribution"
     raise Unavailable("no_backend", text)
+
+
+def operators(image: Path | None) -> GuestKernel:
+    """The operator's own, with all that a machine needs built in. Raises Unavailable."""
+    lacking = "virtio, ext4, overlay and vsock built in"
+    if image is None:
+        text = f"backend firecracker needs sandbox.firecracker_kernel_path: an uncompressed kernel with {lacking}"
+        raise Unavailable("no_backend", text)
+    try:
+        with image.open("rb") as file:
+            head = file.read(64)
+    except OSError as problem:
+        text = f"sandbox.firecracker_kernel_path: {image}: {problem.strerror}"
+        raise Unavailable("no_backend", text) from None
+    if not (head.startswith(b"\x7fELF") or head[56:60] == b"ARM\x64"):
+        text = f"sandbox.firecracker_kernel_path: {image} is no kernel that Firecracker boots (vmlinux; Image on arm64)"
+        raise Unavailable("no_backend", text)
+    return GuestKernel(image.name, image.resolve(), Path("/nonexistent"))
 
 
 def _newest(place: Path) -> GuestKernel | None:

@@ -32,6 +32,8 @@ class Confinement:
     groups: tuple[int, ...] = ()
     devices: tuple[str, ...] = ()
     limits: Mapping[str, int] | None = None
+    shown: tuple[Path, ...] = ()
+    """Folders that it sees besides, and may change."""
 
 
 class MachineProgram:
@@ -89,6 +91,7 @@ class Wardens:
             "groups": list(confined.groups),
             "devices": list(confined.devices),
             "limits": dict(confined.limits or {}),
+            "shown": list(map(str, confined.shown)),
         }
         loop = asyncio.get_running_loop()
         started = self._asked[name] = loop.create_future()

@@ -53,7 +53,8 @@ class SavedMachines:
         self._making = asyncio.Lock()
 
     async def disk(self, folder: Path, digest: str) -> Path:
-        return await in_thread(lambda: disks.disk(folder, digest, self._kept / "disks"))
+        """The disk of a root; an operator's own is one already."""
+        return await in_thread(lambda: folder if folder.is_file() else disks.disk(folder, digest, self._kept / "disks"))
 
     async def initrd(self) -> Path:
         return await in_thread(self._initrd)

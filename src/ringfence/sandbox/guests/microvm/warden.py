@@ -7,7 +7,7 @@ libraries, read-only. It runs as the user that it is given, who is nobody else, 
 Orders come over the socket that is its standard input, one JSON object in each message, with descriptors:
 
     {"start": NAME, "words": [...], "user": NUMBER or null, "groups": [...], "enters": MANY, "devices": [...],
-     "limits": {...}}
+     "limits": {...}, "shown": [...]}
 
 The first `enters` descriptors are entrances to control groups, the next is its standard error, and the others are its
 descriptors from 3 on. It answers `{"started": NAME, "pid": NUMBER}` or `{"failed": NAME, "why": ...}`, and says
@@ -77,7 +77,8 @@ def _confine(order: dict[str, Any], supervisor: int) -> None:
     _mount(None, "/", None, _PRIVATE | _REC)
     root = "/tmp" if os.path.isdir("/tmp") else "/mnt"  # noqa: S108 - covered by a root of its own
     devices = [*_DEVICES, *order["devices"]]
-    kept = {name: os.open(name, os.O_PATH) for name in devices}
+    shown = {name: os.open(name, os.O_PATH) for name in order["shown"]}
+    kept = {name: os.open(name, os.O_PATH) for name in devices if os.path.exists(name)}
     places = {name: os.open(name, os.O_PATH) for name in _PLACES if os.path.exists(name) and not os.path.islink(name)}
     links = {name: os.readlink(name) for name in _PLACES if os.path.islink(name)}
     _mount("machine", root, "tmpfs", _NOSUID, "mode=755,size=1m")
@@ -86,6 +87,10 @@ def _confine(order: dict[str, Any], supervisor: int) -> None:
         os.close(descriptor)
     for name, target in links.items():
         os.symlink(target, root + name)
+    for name, descriptor in shown.items():
+        if not os.path.exists(root + name):  # or it is part of the system
+            _show(f"/proc/self/fd/{descriptor}", root + name, devices=True)
+        os.close(descriptor)
     os.mkdir(f"{root}/proc")
     _mount("proc", f"{root}/proc", "proc", _NOSUID | _NODEV | _NOEXEC)
     os.chdir(root)

@@ -10,9 +10,12 @@ from __future__ import annotations
 import ctypes
 import os
 import stat
+import struct
 import time
 
 LINK = 3
+LISTEN = 4
+_AF_VSOCK = 40
 _NUMBERS = {"x86_64": {"finit_module": 313}, "aarch64": {"finit_module": 273}}
 _RDONLY, _NOSUID, _NODEV, _NOEXEC, _BIND, _MOVE = 1, 2, 4, 8, 4096, 8192
 _SECONDS = 120.0
@@ -46,6 +49,29 @@ def _awaited(path: str) -> str:
             raise OSError(f"the machine has no {path}")
         time.sleep(0.01)
     return path
+
+
+def _listening() -> int:
+    """The port of a vsock at which the host connects, if the kernel was told of one; 0: it was not."""
+    with open("/proc/cmdline") as file:
+        for word in file.read().split():
+            if word.startswith("ringfence.vsock="):
+                return int(word.partition("=")[2])
+    return 0
+
+
+def _connected(port: int) -> int:
+    """Takes the first connection, and keeps listening at `LISTEN`: a machine that goes on is connected to anew."""
+    listening = _libc.socket(_AF_VSOCK, 1, 0)
+    _checked(listening, "vsock")
+    address = struct.pack("HHIIB3x", _AF_VSOCK, 0, port, 0xFFFFFFFF, 0)
+    _checked(_libc.bind(listening, address, len(address)), "bind")
+    _checked(_libc.listen(listening, 1), "listen")
+    os.dup2(listening, LISTEN)
+    os.close(listening)
+    accepted: int = _libc.accept(LISTEN, None, None)
+    _checked(accepted, "accept")
+    return accepted
 
 
 def _port() -> str:
@@ -105,9 +131,11 @@ def main() -> None:
         os.makedirs(f"/{name}", exist_ok=True)
     _mount("dev", "/dev", "devtmpfs")
     _mount("sys", "/sys", "sysfs")
+    _mount("proc", "/proc", "proc", _NOSUID | _NODEV | _NOEXEC)
     _load_modules()
     _root()
-    port = os.open(_port(), os.O_RDWR)
+    listens = _listening()
+    port = _connected(listens) if listens else os.open(_port(), os.O_RDWR)
     if port != LINK:
         os.dup2(port, LINK)
         os.close(port)
