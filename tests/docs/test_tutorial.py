@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import boxing
+from tests.sandbox.staying import NAMES
 from tests.tooling import ROOT
 
 PAGES = ("tutorial-sessions.md", "e2b.md", "sessions.md")
@@ -24,10 +25,13 @@ def blocks(page: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_blocks_of_a_page_print_what_stands_under_them(page: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", NAMES)
+def test_the_blocks_of_a_page_print_what_stands_under_them(page: str, backend: str, tmp_path: Path) -> None:
     boxing.need_boxes()
     code, expected = blocks(page)
-    env = {**os.environ, "HOME": str(tmp_path)}
+    config = tmp_path / "ringfence.yaml"
+    config.write_text(f"version: 1\nsandbox: {{backend: {backend}}}\n")
+    env = {**os.environ, "HOME": str(tmp_path), "RINGFENCE_CONFIG": str(config)}
     command = [sys.executable, "-c", code]
     ended = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert (ended.stdout, ended.returncode) == (expected, 0), ended.stderr
