@@ -87,6 +87,7 @@ STARTED_AS_PROGRAMS = {
     "ringfence.sandbox.guests.agent": "sent to a guest, whose first process it is",
     "ringfence.sandbox.guests.agent_staying": "sent to a guest with the agent",
     "ringfence.sandbox.guests.harden": "sent to a guest with the agent",
+    "ringfence.sandbox.guests.own_kernel": "sent to a guest with the agent",
     "ringfence.sandbox.guests.passage": "sent to a guest with the agent",
     "ringfence.sandbox.guests.microvm.warden": "started beside virtual machines, by file path",
     "ringfence.sandbox.guests.microvm.inside.first": "the first program of a virtual machine; read, not imported",

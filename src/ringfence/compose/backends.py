@@ -52,6 +52,13 @@ def _oci(settings: SandboxSettings, state: Path | None, keep_ready: int | None) 
     return oci_backend(templates(settings), state, settings.setups)
 
 
+def _gvisor(settings: SandboxSettings, state: Path | None, keep_ready: int | None) -> GuestBackend:
+    with deferred.loading():
+        from ringfence.compose.guests import gvisor_backend  # noqa: PLC0415
+
+    return gvisor_backend(templates(settings), state)
+
+
 def _docker(settings: SandboxSettings, state: Path | None, keep_ready: int | None) -> GuestBackend:
     with deferred.loading():
         from ringfence.compose.guests import docker_backend  # noqa: PLC0415
@@ -105,6 +112,7 @@ class BackendRow:
 ROWS: Mapping[str, BackendRow] = {
     "process": BackendRow(_process),
     "oci": BackendRow(_oci),
+    "gvisor": BackendRow(_gvisor, stays=False),
     "docker": BackendRow(_docker),
     "microvm": BackendRow(_microvm, probe_seconds=900.0),
     "firecracker": BackendRow(_firecracker, probe_seconds=60.0),

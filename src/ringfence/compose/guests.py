@@ -22,6 +22,8 @@ from ringfence.packages.images import build, guests, packing
 from ringfence.packages.images.host.environment import EnvironmentPackages
 from ringfence.sandbox.guests.backend import GuestBackend, agent_code
 from ringfence.sandbox.guests.docker import DockerEngine, DockerSettings
+from ringfence.sandbox.guests.engine import GuestRoot
+from ringfence.sandbox.guests.gvisor import GvisorEngine
 from ringfence.sandbox.guests.engine import GuestEngine, GuestRoot
 from ringfence.sandbox.guests.microvm import disks
 from ringfence.sandbox.guests.microvm import kernel as kernels
@@ -50,6 +52,12 @@ def oci_backend(
     """Containers of runc or crun."""
     cache = PackageCache((state or paths.state_folder()) / "packages")
     return GuestBackend(OciEngine(), partial(_root, cache, templates), templates, setups)
+
+
+def gvisor_backend(templates: Mapping[str, tuple[str, ...]], state: Path | None) -> GuestBackend:
+    """Containers of runsc, with a kernel of their own."""
+    cache = PackageCache((state or paths.state_folder()) / "packages")
+    return GuestBackend(GvisorEngine(), partial(_root, cache, templates), templates)
 
 
 def docker_backend(

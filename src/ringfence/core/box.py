@@ -32,7 +32,7 @@ BACKENDS: Mapping[str, str] = {
     "microsandbox": "microvm",
 }
 """What makes boxes, by name, and the level of each. Besides, `auto` chooses one of them."""
-NOT_BUILT = frozenset(("gvisor", "microsandbox"))
+NOT_BUILT = frozenset(("microsandbox",))
 CAN_DO_WITHOUT = ("landlock",)
 """The protections that an operator may give up by name; without any of the others there is no box."""
 

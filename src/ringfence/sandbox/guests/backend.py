@@ -54,6 +54,7 @@ _SHIPPED = (
     "process.zygote.machine",
     "guests.harden",
     "guests.counting",
+    "guests.own_kernel",
     "guests.passage",
     "guests.agent",
     "guests.agent_staying",
@@ -309,7 +310,7 @@ class GuestBackend:
         limits = spec.limits
         cpu = kernel_cpu_seconds(limits)
         hardens = guest.hardens or {}
-        unprivileged = bool(hardens.get("unprivileged"))
+        unprivileged, own_kernel = bool(hardens.get("unprivileged")), bool(hardens.get("own_kernel"))
         apart = stays and _is_apart(guest)
         told: Json = {
             "python": root.agent,
@@ -320,9 +321,10 @@ class GuestBackend:
                 "RLIMIT_NOFILE": limits.open_files,
                 "RLIMIT_FSIZE": longest_file(limits),
                 # Without a user namespace of its own, the kernel counts those of other guests, too.
-                **({} if unprivileged else {"RLIMIT_NPROC": limits.processes + _BESIDES}),
-                "RLIMIT_MSGQUEUE": 0,  # the kernel counts them for all of the guest's user, and programs can open none
-                "RLIMIT_SIGPENDING": _SIGNALS,
+                **({} if unprivileged else {"RLIMIT_NPROC": limits.processes + (0 if own_kernel else _BESIDES)}),
+                # The kernel counts queues for all of the guest's user, and programs can open none; one of its own may
+                # know neither limit.
+                **({} if own_kernel else {"RLIMIT_MSGQUEUE": 0, "RLIMIT_SIGPENDING": _SIGNALS}),
                 **({"RLIMIT_CPU": cpu} if cpu else {}),
             },
             "harden": {**hardens, "apart": True} if apart else guest.hardens,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import time
+from functools import partial
 
 from ringfence.sandbox.process.zygote import kernel
 
@@ -50,24 +51,15 @@ class MachineFiles:
 
     def sized(self, memory: int, processors: int) -> list[tuple[bytes, bytes]]:
         """Where a box of this size sees something, and what: a file or a folder."""
-        shown = (  # in /proc, as in `_SHOWN`
-            ("/proc/meminfo", f"meminfo-{memory}", lambda: _meminfo(memory)),
-            ("/proc/cpuinfo", f"cpuinfo-{processors}", lambda: _cpuinfo(processors)),
-            ("/proc/stat", f"stat-{processors}", lambda: _stat(processors)),
-            ("/proc/loadavg", "loadavg", lambda: "0.00 0.00 0.00 1/1 1\n"),
-            ("/proc/uptime", "uptime", lambda: f"{time.clock_gettime(time.CLOCK_BOOTTIME):.2f} 0.00\n"),
-            ("/proc/version", "version", _version),
-            ("/proc/filesystems", "filesystems", lambda: "nodev\tproc\nnodev\ttmpfs\nnodev\tdevpts\n"),
-        )
+        shown = described(memory, processors)
         for _, name, text in shown:
             self._make(name, text)
         folder = f"cpu-{processors}"
         if folder not in self._made:
             os.mkdir(folder, 0o755, dir_fd=self._folder)
             self._made.add(folder)
-        for name in ("online", "possible", "present"):
-            self._make(f"{folder}/{name}", lambda: f"0-{processors - 1}\n" if processors > 1 else "0\n")
-        self._make(f"{folder}/kernel_max", lambda: f"{processors - 1}\n")
+        for name, line in processor_files(processors):
+            self._make(f"{folder}/{name}", partial(str, line))
         found = [(at, name) for at, name, _ in shown]
         return [(at.encode(), f"{FOLDER}/{name}".encode()) for at, name in (*found, (CPU, folder))]
 
@@ -86,6 +78,25 @@ class MachineFiles:
             os.write(descriptor, text().encode())
             os.close(descriptor)
             self._made.add(name)
+
+
+def described(memory: int, processors: int) -> tuple[tuple[str, str, Callable[[], str]], ...]:
+    """Files of /proc for a box of this size, those of `_SHOWN`: where each is, a name for it, and its content."""
+    return (
+        ("/proc/meminfo", f"meminfo-{memory}", lambda: _meminfo(memory)),
+        ("/proc/cpuinfo", f"cpuinfo-{processors}", lambda: _cpuinfo(processors)),
+        ("/proc/stat", f"stat-{processors}", lambda: _stat(processors)),
+        ("/proc/loadavg", "loadavg", lambda: "0.00 0.00 0.00 1/1 1\n"),
+        ("/proc/uptime", "uptime", lambda: f"{time.clock_gettime(time.CLOCK_BOOTTIME):.2f} 0.00\n"),
+        ("/proc/version", "version", _version),
+        ("/proc/filesystems", "filesystems", lambda: "nodev\tproc\nnodev\ttmpfs\nnodev\tdevpts\n"),
+    )
+
+
+def processor_files(many: int) -> list[tuple[str, str]]:
+    """Files of the folder `CPU`, with their content."""
+    numbers = f"0-{many - 1}\n" if many > 1 else "0\n"
+    return [*((name, numbers) for name in ("online", "possible", "present")), ("kernel_max", f"{many - 1}\n")]
 
 
 def _can_become_subset(place: str) -> bool:
