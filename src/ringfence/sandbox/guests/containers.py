@@ -62,6 +62,8 @@ class ContainerEngine(ABC):
     """How to get one of the programs."""
     for_users = False
     """Whether users other than root can start its containers."""
+    points: Sequence[tuple[str, str]] = ()
+    """Where every root needs a file or a folder to mount something at."""
 
     def __init__(self, programs: Sequence[str]) -> None:
         self._programs = programs
@@ -150,7 +152,7 @@ class ContainerEngine(ABC):
         ours, theirs = socket.socketpair()
         process: Process | None = None
         try:
-            root, lent = await self._holder.show(name, shape, ids.user)
+            root, lent = await self._holder.show(name, shape, ids.user, self.points)
             group = self._groups.take(taken, pauses=True)
             if group is None:
                 raise Unavailable("no_box", "there is no control group for a container")

@@ -49,6 +49,7 @@ class GvisorEngine(ContainerEngine):
     """Starts sandboxes."""
 
     level = "gvisor"
+    points = (("/workspace/input", "folder"),)
     abilities = Abilities(
         frozenset(("pause", "network", "mounts", "images")),
         {
@@ -167,6 +168,9 @@ class GvisorGuest(Container):
         held = max(0, held - self._besides)
         cpu = self.group.cpu_ms() or 0.0
         most = self.limits.memory_bytes
+        if self.group.oom_kills():
+            # The host's kernel took away what carried a program, which ends in some way of the sandbox's.
+            return GuestUsage(max(held, most + 1), cpu)
         if held - self._files <= most:
             self._asked = None
         elif self._asked is None:

@@ -65,9 +65,11 @@ class ContainerHolder:
             raise
         return holder
 
-    async def show(self, name: str, shape: GuestShape, user: int) -> tuple[str, list[Lent]]:
+    async def show(
+        self, name: str, shape: GuestShape, user: int, places: Sequence[tuple[str, str]]
+    ) -> tuple[str, list[Lent]]:
         """Where a container finds its root, and each of its mounts, outermost first. `user`: of its programs, on the
-        host."""
+        host. `places`: where else in it something is mounted, and whether that is a file or a folder."""
         folder = str(shape.root.folder)
         names = self._shown.setdefault(name, [])
         lent: list[Lent] = []
@@ -95,13 +97,13 @@ class ContainerHolder:
                 lent.append(Lent(str(self._view / names[-1]), tree.at, "ro"))
         lent.sort(key=lambda each: each.at)
         if shape.mounts:
-            points = [[each.at, _kind(each.host)] for each in shape.mounts]
+            points = [*places, *((each.at, _kind(each.host)) for each in shape.mounts)]
             names.append(name)
             await self._ask({"root": name, "folder": folder, "points": points})
             return str(self._view / name), lent
         if folder not in self._roots:
             plain = f"root-{len(self._roots)}"
-            await self._ask({"root": plain, "folder": folder, "points": []})
+            await self._ask({"root": plain, "folder": folder, "points": places})
             self._roots[folder] = str(self._view / plain)
         return self._roots[folder], lent
 
