@@ -321,7 +321,7 @@ class GuestBackend:
                 "RLIMIT_NOFILE": limits.open_files,
                 "RLIMIT_FSIZE": longest_file(limits),
                 # Without a user namespace of its own, the kernel counts those of other guests, too.
-                **({} if unprivileged else {"RLIMIT_NPROC": limits.processes + (0 if own_kernel else _BESIDES)}),
+                **({} if unprivileged else {"RLIMIT_NPROC": limits.processes + (-1 if own_kernel else _BESIDES)}),
                 # The kernel counts queues for all of the guest's user, and programs can open none; one of its own may
                 # know neither limit.
                 **({} if own_kernel else {"RLIMIT_MSGQUEUE": 0, "RLIMIT_SIGPENDING": _SIGNALS}),
