@@ -22,9 +22,8 @@ from ringfence.packages.images import build, guests, packing
 from ringfence.packages.images.host.environment import EnvironmentPackages
 from ringfence.sandbox.guests.backend import GuestBackend, agent_code
 from ringfence.sandbox.guests.docker import DockerEngine, DockerSettings
-from ringfence.sandbox.guests.engine import GuestRoot
-from ringfence.sandbox.guests.gvisor import GvisorEngine
 from ringfence.sandbox.guests.engine import GuestEngine, GuestRoot
+from ringfence.sandbox.guests.gvisor import GvisorEngine
 from ringfence.sandbox.guests.microvm import disks
 from ringfence.sandbox.guests.microvm import kernel as kernels
 from ringfence.sandbox.guests.microvm.engine import MicrovmEngine
