@@ -165,10 +165,15 @@ async def test_limits_end_a_program_and_are_named(backend: Backend) -> None:
     grown = await run(backend, "x = []\nwhile True: x.append(bytearray(1 << 20))", small)
     assert grown.limit == "memory" and grown.exit_status != 0
     few = Limits(wall_seconds=300.0, processes=16)
-    forked = await run(backend, "import os\nwhile os.fork() or True: pass", few)
+    source = "import os, signal\nfor _ in range(40):\n    if not os.fork(): signal.pause()"
+    forked = await run(backend, source, few)
     assert forked.limit == "pids"
     full = await command(
-        backend, "sh", "-c", "head -c 80M /dev/zero > x", limits=Limits(wall_seconds=300.0, disk_bytes=64 * MIB)
+        backend,
+        "sh",
+        "-c",
+        "head -c 80M /dev/zero > x",
+        limits=Limits(wall_seconds=300.0, memory_bytes=512 * MIB, disk_bytes=64 * MIB),
     )
     assert full.limit == "disk"
 

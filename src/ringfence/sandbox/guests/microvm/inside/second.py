@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 LINK = 3
 LISTEN = 4
 _NOSUID, _NODEV, _NOEXEC, _BIND, _REC = 2, 4, 8, 4096, 16384
+_DETACH = 2
 _ADD_ENTROPY, _RESEED = 0x40085203, 0x5207
 _SET_FLAGS, _UP = 0x8914, 1
 _GROUPS = "/sys/fs/cgroup"
@@ -145,6 +146,7 @@ def _become(told: dict[str, Any], files: bytes) -> None:
     _write(f"{_GROUPS}/box/cgroup.procs", "0")
     counted = {name: os.open(f"{_GROUPS}/box/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in _COUNTED}
     sys.modules["ringfence.sandbox.guests.counting"].FILES.update(counted)
+    _libc.umount2(_GROUPS.encode(), _DETACH)  # what was opened there can be read nevertheless
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (told["open_files"], told["open_files"]))
 
@@ -164,7 +166,7 @@ def _lend(lent: list[list[str]], files: bytes) -> None:
             os.makedirs(os.path.dirname(at), exist_ok=True)
             os.close(os.open(at, os.O_CREAT | os.O_WRONLY, 0o644))
         _mount(source, at, "", _BIND | _REC)
-    _libc.umount2(b"/dev/lent", 2)
+    _libc.umount2(b"/dev/lent", _DETACH)
     os.rmdir("/dev/lent")
 
 
