@@ -36,6 +36,7 @@ _ITS_OWN = {
     "test_the_facts_say_what_protects_it_and_that_it_was_looked_at",
     "test_what_it_writes_to_a_folder_of_the_host_is_its_owners",
     "test_what_is_planted_in_a_folder_of_the_host_is_told",
+    "test_a_folder_of_the_host_may_lie_where_programs_else_write",
     "test_a_mount_where_none_can_be_is_refused",
     "test_what_it_cannot_give_is_refused",
     "test_an_engine_that_is_not_there_is_named_with_the_remedy",

@@ -1,4 +1,4 @@
-"""Containers of any engine that speaks the Docker Engine API: dockerd, or podman's service.
+"""Containers of an engine that speaks the Docker Engine API.
 
 Nothing here needs Linux beside us: the engine may be in a virtual machine. Where it is on this host, what the kernel
 says of a container is read; elsewhere the engine's word is taken, and the facts say so.
@@ -46,7 +46,7 @@ _BESIDES = 2
 """Tasks of the agent: itself, and a child for files."""
 _NEEDED = {"MemoryLimit": "memory", "PidsLimit": "processes", "CpuCfsQuota": "processor time"}
 _DENIED = (
-    "backend docker may not use {} as this user: run a rootless engine (dockerd-rootless, podman system service), or"
+    "backend docker may not use {} as this user: run a rootless engine (dockerd-rootless), or"
     " have this user put into the group that the socket belongs to, who are then as good as root on this host"
 )
 
@@ -101,6 +101,11 @@ class DockerEngine:
         self._architecture = str(version.get("Arch", ""))
         profile.seccomp_profile(self._architecture)
         named = next((each["Name"] for each in version.get("Components") or () if "Podman" in each["Name"]), "Docker")
+        if named != "Docker":
+            text = f"the engine at {api.address} is podman's, which takes a filter for system calls only as a file"
+            raise Unavailable(
+                "no_backend", f"{text} of its own host; that is not built yet: use dockerd, or backend oci"
+            )
         self.version = f"{named.partition(' ')[0].lower()} {version.get('Version', '')}"
         await self._sweep(api)
         self._events = asyncio.get_running_loop().create_task(self._follow(api))
@@ -153,7 +158,7 @@ class DockerEngine:
                 if found is None:
                     async with asyncio.timeout(_IMPORT_SECONDS):
                         pieces = self._pack(root)
-                        await api.put("/images/create", pieces, fromSrc="-", repo=REPOSITORY, tag=tag)
+                        await api.put("/images/create", pieces, fromSrc="-", repo=f"{REPOSITORY}:{tag}")
                     found = await _inspected(api, f"{REPOSITORY}:{tag}")
                 if found is None:
                     raise Unavailable("no_backend", "the engine did not keep the image that it was given")
@@ -472,17 +477,18 @@ async def _answering(addresses: Sequence[str]) -> tuple[DockerApi, Json]:
                 raise Unavailable("no_backend", _DENIED.format(address.removeprefix("unix://"))) from None
             whys.append(f"{address}: {problem}")
     text = f"backend docker found no engine ({'; '.join(whys)})"
-    remedy = "start dockerd (apt install docker.io) or podman system service, or name its socket as sandbox.docker_host"
+    remedy = "start dockerd (apt install docker.io), or name its socket as sandbox.docker_host"
     raise Unavailable("no_backend", f"{text}; {remedy}")
 
 
 async def _inspected(api: DockerApi, image: str) -> Any:
-    try:
-        return await api.ask("GET", f"/images/{image}/json")
-    except DockerRefused as problem:
-        if problem.status == 404:
-            return None
-        raise
+    for name in (image, f"localhost/{image}"):  # as podman calls what has no registry
+        try:
+            return await api.ask("GET", f"/images/{name}/json")
+        except DockerRefused as problem:
+            if problem.status != 404:
+                raise
+    return None
 
 
 async def _removed(api: DockerApi, container: str) -> None:
