@@ -29,7 +29,10 @@ async def of_backend(settings: Config) -> str | None:
 
 async def of_capabilities(settings: Config) -> dict[str, str]:
     """Why calls will be refused, by the capabilities that ask for more isolation than there is."""
-    own = level_of(settings.sandbox.backend)
+    try:
+        own = level_of(settings.sandbox.backend)
+    except Unavailable:
+        return {}  # what is to be said of a backend that does not exist, `of_backend` says
     asked = {
         name: contract.isolation
         for name, contract in settings.contracts.items()
