@@ -29,6 +29,7 @@ OTHERWISE = (
     "test_inputs_are_there_and_cannot_be_changed",
     "test_what_it_writes_to_a_folder_of_the_host_is_its_owners",
     "test_what_is_planted_in_a_folder_of_the_host_is_told",
+    "test_a_folder_of_the_host_may_lie_where_programs_else_write",
     "test_a_mount_where_none_can_be_is_refused",
     "test_no_more_processes_than_allowed",
     "test_refused_calls_are_counted",
