@@ -52,6 +52,7 @@ class AgentStep(agent.Run):
     """A program in a guest that goes on when it is over. What others still hold of its output then, is late."""
 
     def _ended(self, status: int, used: Any) -> None:
+        self._owed = dict.fromkeys(self._reading, _IN_A_PIPE)  # it is not over before that is read
         super()._ended(status, used)
         if self._pty and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
             _end_session(self.pid)
