@@ -197,6 +197,8 @@ class FakeInternet:
                     buffer += data
                 buffer = buffer[int(length[1]) :]
             way.sendall(_answer(head))
+            if b"\r\nconnection: close" in head.lower():
+                return
 
     def _keep(self, data: bytes) -> None:
         with self._lock:
