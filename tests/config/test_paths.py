@@ -86,7 +86,13 @@ def test_only_this_file_reads_the_environment() -> None:
     reading = re.compile(r"os\.environ|getenv|Path\.home\(|expanduser")
     found = {str(path.relative_to(package)) for path in package.rglob("*.py") if reading.search(path.read_text())}
     # These are programs of their own, started with an environment that we made; and the cases look for ours.
-    inside = ("doctor/", "sandbox/process/zygote/", "sandbox/process/guest/")
+    inside = (
+        "doctor/",
+        "sandbox/process/zygote/",
+        "sandbox/process/guest/",
+        "sandbox/wasm/inside.",
+        "sandbox/wasm/worker.",
+    )
     programs = {f"cli/bench/{name}.py" for name in ("box", "egress", "measure", "start")}
     width = {"cli/verbs.py"}  # the width of the terminal, before anything else is loaded
     assert {name for name in found if not name.startswith(inside)} <= {"config/paths.py", *programs, *width}

@@ -56,7 +56,7 @@ EXPECTED = """\
 3:53: must be at least 0, this is -1
 5:18: must be a list, this is 'manager'
 7:24: server 'both' has both command and url: keep one of them
-8:3: server 'neither' has neither command nor url
+8:3: server 'neither' has neither command nor url nor openapi
 9:19: write a list: [program, argument, …]
 10:17: 'ftp://h/x' is not an http:// or https:// URL
 10:43: must be 'deny' or 'ask', this is 'maybe'

@@ -86,7 +86,11 @@ STARTED_AS_PROGRAMS = {
     "ringfence.doctor.launcher": "makes the namespaces of controls, started by file path",
     "ringfence.sandbox.guests.agent": "sent to a guest, whose first process it is",
     "ringfence.sandbox.guests.agent_staying": "sent to a guest with the agent",
-    "ringfence.sandbox.guests.harden": "sent to a guest with the agent",
+    **{
+        f"ringfence.sandbox.guests.{name}": "sent to a guest with the agent"
+        for name in ("agent_disk", "agent_files", "agent_watch", "harden")
+    },
+    "ringfence.sandbox.wasm.inside": "the program in a runtime of WebAssembly; read, not imported",
     "ringfence.sandbox.guests.own_kernel": "sent to a guest with the agent",
     "ringfence.sandbox.guests.passage": "sent to a guest with the agent",
     "ringfence.sandbox.guests.microvm.warden": "started beside virtual machines, by file path",
@@ -129,6 +133,8 @@ def test_defect_16_every_module_is_on_the_way_of_a_call_or_a_verb() -> None:
 
 # Used from outside of our own source.
 CALLED_BY_OTHERS = {
+    "engine_backend": "a backend of somebody's own: docs/writing-a-backend.md",
+    "Worker": "started in a box of its own, as the source of its program says",
     "verify_records": "an auditor's own: it checks one chain, however that was read",
     **dict.fromkeys(("Gateway", "map_code", "map_code_async"), "the SDK's public surface"),
     **dict.fromkeys(("Sandbox", "AsyncSandbox", "run_code", "Execution"), "the SDK's public surface"),

@@ -141,7 +141,7 @@ def check_no_mount(folder: int, name: str, depth: int = _DEEPEST_MOUNT) -> None:
 # ── Walking ───────────────────────────────────────────────────────────────────────────────────────
 
 
-class Found:
+class FoundEntry:
     """An entry, while the walk is at it."""
 
     def __init__(self, parts: tuple[str, ...], folder: int, info: os.stat_result) -> None:
@@ -151,7 +151,7 @@ class Found:
         self.info = info
 
 
-class Walk:
+class DiskWalk:
     """All entries below an open folder, sorted by their bytes, folders before what is in them. What vanishes meanwhile
     is left out."""
 
@@ -159,10 +159,10 @@ class Walk:
         self.most = most
         self.depth = depth
         self.lenient = lenient
-        self.enters: Callable[[Found], bool] = lambda found: True
+        self.enters: Callable[[FoundEntry], bool] = lambda found: True
         self._seen = 0
 
-    def through(self, folder: int, inside: tuple[str, ...] = ()) -> Iterator[Found]:
+    def through(self, folder: int, inside: tuple[str, ...] = ()) -> Iterator[FoundEntry]:
         names = []
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -173,10 +173,10 @@ class Walk:
         for name in sorted(names, key=os.fsencode):
             yield from self._entry(folder, (*inside, name))
 
-    def _entry(self, folder: int, parts: tuple[str, ...]) -> Iterator[Found]:
+    def _entry(self, folder: int, parts: tuple[str, ...]) -> Iterator[FoundEntry]:
         for _ in range(_ATTEMPTS):
             try:
-                found = Found(parts, folder, os.stat(parts[-1], dir_fd=folder, follow_symlinks=False))
+                found = FoundEntry(parts, folder, os.stat(parts[-1], dir_fd=folder, follow_symlinks=False))
                 below = self._open(found)
             except FileNotFoundError:
                 return
@@ -196,7 +196,7 @@ class Walk:
             return
         raise NotDone("changing", path="/".join(parts))
 
-    def _open(self, found: Found) -> int | None:
+    def _open(self, found: FoundEntry) -> int | None:
         if not stat.S_ISDIR(found.info.st_mode) or not self.enters(found):
             return None
         if len(found.parts) >= self.depth:
@@ -211,7 +211,7 @@ class Walk:
             raise NotDone("no_permission", path="/".join(found.parts)) from None
 
 
-class Budget:
+class DiskBudget:
     """How much may be read: as much as the file system can hold, or `most`."""
 
     def __init__(self, most: int | None) -> None:

@@ -26,10 +26,10 @@ from ringfence.sandbox.guests.agent_disk import (
     CREATE,
     FOLDER,
     READ,
-    Budget,
-    Found,
+    DiskBudget,
+    DiskWalk,
+    FoundEntry,
     NotDone,
-    Walk,
     check_no_mount,
     device,
     empty,
@@ -85,7 +85,7 @@ class Work:
             raise OSError(errno.ENXIO, "what is there depends on who looks")
         return descriptor
 
-    def enters(self, found: Found) -> bool:
+    def enters(self, found: FoundEntry) -> bool:
         return found.info.st_dev != self._processes
 
     def around(self, parts: list[str]) -> int:
@@ -143,7 +143,7 @@ class Work:
 
     def entries(self) -> None:
         folder = self.folder(self.order["path"])
-        walk = Walk(self.order["most"], self.order["depth"], lenient=True)
+        walk = DiskWalk(self.order["most"], self.order["depth"], lenient=True)
         walk.enters = self.enters
         for found in walk.through(folder):
             tell(_entry(found.parts, found.info, _target(found.folder, found.name, found.info)))
@@ -162,7 +162,7 @@ class Work:
         descriptor = self.open(self.order["path"], READ)
         whole = _sha256(_note((), os.fstat(descriptor)))
         if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            for found in Walk(self.order["most"], lenient=True).through(descriptor):
+            for found in DiskWalk(self.order["most"], lenient=True).through(descriptor):
                 whole.update(_note(found.parts, found.info))
         elif stat.S_ISREG(os.fstat(descriptor).st_mode) and os.fstat(descriptor).st_size <= self.order["bytes"]:
             for data in _all_of(descriptor, os.fstat(descriptor).st_size):
@@ -243,8 +243,8 @@ class Work:
     def tree(self) -> None:
         """Everything in these folders: a record for each entry, and for a file its contents, or their digests."""
         order = self.order
-        budget = Budget(order["bytes"])
-        walk = Walk(order["most"], lenient=order["lenient"])
+        budget = DiskBudget(order["bytes"])
+        walk = DiskWalk(order["most"], lenient=order["lenient"])
         for place in order["places"]:
             folder = self.folder(place) if order["links"] else self._exact(place)
             home = device(folder)
@@ -252,11 +252,11 @@ class Work:
             for found in walk.through(folder):
                 self._node(found, place if order["named"] else [], budget)
 
-    def _entered(self, place: list[str], home: int) -> Callable[[Found], bool]:
+    def _entered(self, place: list[str], home: int) -> Callable[[FoundEntry], bool]:
         """What of a place is walked through: no file systems of their own in a whole box, but its input."""
         given = self.order["input"]
 
-        def enters(found: Found) -> bool:
+        def enters(found: FoundEntry) -> bool:
             if not self.order["one_disk"] or found.info.st_dev == home:
                 return True
             return given is not None and [*place, *found.parts][: len(given)] == given
@@ -272,7 +272,7 @@ class Work:
     def _exact(self, parts: list[str]) -> int:
         return self.open(parts, FOLDER)
 
-    def _node(self, found: Found, place: list[str], budget: Budget) -> None:
+    def _node(self, found: FoundEntry, place: list[str], budget: DiskBudget) -> None:
         mode = found.info.st_mode
         node: dict[str, Any] = {
             "path": "/".join((*place, *found.parts)),
@@ -296,7 +296,7 @@ class Work:
         except OSError:  # it is of another type than a moment ago
             self._leave_out(NotDone("changing", path=node["path"]), node["path"])
 
-    def _file(self, node: dict[str, Any], found: Found, budget: Budget) -> None:
+    def _file(self, node: dict[str, Any], found: FoundEntry, budget: DiskBudget) -> None:
         file = only_regular(os.open(found.name, READ | os.O_NOFOLLOW, dir_fd=found.folder))
         try:
             info = os.fstat(file)

@@ -11,7 +11,7 @@ import select
 import struct
 
 from ringfence.sandbox.guests import agent_files
-from ringfence.sandbox.guests.agent_disk import DEEPEST, FOLDER, PART, NotDone, Walk, tell
+from ringfence.sandbox.guests.agent_disk import DEEPEST, FOLDER, PART, DiskWalk, NotDone, tell
 from ringfence.sandbox.guests.agent_files import Work
 
 TYPE_CHECKING = False
@@ -35,7 +35,7 @@ _SECOND_HALF_MS = 20
 """How long the second half of a rename may take; without it, the file was moved away."""
 
 
-class Watch:
+class DiskWatch:
     """Tells of the changes in a folder, and, where that is asked, in all folders below it."""
 
     def __init__(self, folder: int, order: dict[str, Any]) -> None:
@@ -152,7 +152,7 @@ class Watch:
             folder = os.open("/".join(path), FOLDER, dir_fd=self._root)
             try:
                 self._watch(folder, path)
-                for found in Walk(self._left, lenient=True).through(folder):
+                for found in DiskWalk(self._left, lenient=True).through(folder):
                     self._left -= 1
                     self._tell("created", (*path, *found.parts))
             finally:
@@ -181,7 +181,7 @@ def _ours(path: Parts) -> bool:
 
 
 def watch(work: Work) -> None:
-    Watch(work.folder(work.order["path"]), work.order).run()
+    DiskWatch(work.folder(work.order["path"]), work.order).run()
 
 
 agent_files.WORK["watch"] = watch

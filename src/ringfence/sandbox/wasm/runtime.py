@@ -103,7 +103,7 @@ def prepared(runtime: Runtime, state: Path) -> Path:
 
 def _unpack(runtime: Runtime, folder: Path) -> None:
     words = (str(interpreter()), "-I", "-c", _PREPARE, str(runtime.package.parent))
-    env = {"TMPDIR": str(folder), "PATH": os.environ.get("PATH", os.defpath)}
+    env = {"TMPDIR": str(folder), "PATH": os.defpath}
     try:
         done = subprocess.run(
             words, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PREPARE_SECONDS, check=False

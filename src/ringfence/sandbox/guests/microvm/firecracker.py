@@ -234,7 +234,7 @@ class FirecrackerMachine:
                     return
                 said = await _fault(answer)
         except (aiohttp.ClientError, OSError, TimeoutError) as problem:
-            said = str(problem) or "no answer"
+            said = getattr(problem, "strerror", None) or "there is no answer"
         raise Unavailable("no_box", f"Firecracker refused {method} {path}: {said}")
 
     async def _connected(self) -> socket.socket:

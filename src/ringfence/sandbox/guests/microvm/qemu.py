@@ -272,7 +272,7 @@ class QemuMachine:
         try:
             await self._control.ask(order)
         except (OSError, EOFError, TimeoutError) as problem:
-            raise Unavailable("box_ended", f"the machine does not answer: {problem}") from None
+            raise Unavailable("guest_failed", f"the machine does not answer: {problem}") from None
 
     async def save(self, folder: Path) -> None:
         assert self._memory is not None
