@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,6 +103,8 @@ def result(case: Case, kept: bool | None) -> CaseResult:
         (("--all", "--backend", "process"), 2, "exclude each other"),
         (("--backend", "microvm"), 125, "microvm"),
         (("--backend", "nonsense"), 125, "does not exist"),
+        (("--session", "--backend", "wasm"), 125, "boxes of backend wasm do not stay; those of process"),
+        (("--server", "--backend", "gvisor"), 125, "boxes of backend gvisor do not stay; those of process"),
     ],
 )
 def test_what_cannot_be_done_is_told_in_one_line(words: tuple[str, ...], code: int, said: str) -> None:
@@ -111,16 +113,9 @@ def test_what_cannot_be_done_is_told_in_one_line(words: tuple[str, ...], code: i
     assert said in shown.stderr
 
 
-@dataclass
-class Leaky:
-    """Where the executor should be: boxes that protect nothing."""
-
-    backend: ControlBackend
-
-
 def test_a_broken_promise_is_an_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     launcher = ControlLauncher()
-    monkeypatch.setattr(doctor, "make_executor", lambda settings: Leaky(ControlBackend(launcher)))
+    monkeypatch.setattr(doctor, "make_backend", lambda settings, state: ControlBackend(launcher))
     words = ["doctor", "--case", FIRST.id, "--no-control"]
     with pytest.raises(SystemExit) as ended:
         command_line(words)(words)

@@ -236,6 +236,8 @@ def test_what_a_keeper_is_told_is_what_the_configuration_says() -> None:
     assert (rules.max_sessions, rules.max_memory_bytes, rules.queue_seconds) == (3, 2 * MIB, 1.0)
     assert keeper_rules(SETTINGS).max_memory_bytes is None
     assert settings_digest(SETTINGS) != settings_digest(replace(SETTINGS, templates={"mine": ("numpy",)}))
+    others: list[dict[str, Any]] = [{"docker_host": "unix:///x"}, {"docker_runtime": "runsc"}, {"max_start_ms": 9.0}]
+    assert len({settings_digest(SETTINGS), *(settings_digest(replace(SETTINGS, **more)) for more in others)}) == 4
     with pytest.raises(Unavailable, match="does not exist"):
         make_backend(replace(SETTINGS, backend="chroot"))
 

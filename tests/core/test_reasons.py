@@ -53,7 +53,7 @@ def test_the_page_of_the_docs_is_the_table() -> None:
 
 
 def test_an_error_knows_what_to_do() -> None:
-    assert Unavailable("no_backend", "no").remedy == "the operator: Run `ringfence host`."
+    assert Unavailable("no_group", "no").remedy == "the operator: Run `ringfence host`."
     assert SetUpFailed("boom").remedy == f"the caller: {REASONS['setup_failed'].remedy}"
     assert Unavailable("made up", "no").remedy is None
     assert RingfenceError("no").remedy is None

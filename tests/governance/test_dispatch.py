@@ -230,7 +230,9 @@ async def test_what_runs_in_a_box_needs_no_server_and_is_sandboxed_as_it_is(deci
     desk = Dispatcher(Servers(), DispatchTargets({}, {}), executor)
     call = make_call("execute_python", {"code": "1"})
     desk.check(call, BOX, decision)
-    assert desk.isolation(BOX) == {"backend": "process", "level": "process"}
+    assert desk.isolation(call, BOX) == {"backend": "process", "level": "process"}
+    named = make_call("execute_python", {"code": "1", "backend": "gvisor"})
+    assert desk.isolation(named, BOX) == {"backend": "gvisor", "level": "gvisor"}
     answer = await desk.run(Grant(call, BOX, decision, None, "d", None, time.monotonic() + 600), Client())
     assert (answer.status, answer.reason_code, answer.attempts) == (Status.FAILED, "exit_status", 1)
     assert backend.specs[0].program.source == b"1"

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import field, replace
+from pathlib import Path
+from typing import cast
 
 import anyio
 import typer
@@ -14,9 +16,9 @@ import typer
 from ringfence.cli import common, options
 from ringfence.cli.terminal import cut, safe, table, word
 from ringfence.compose import lacking
+from ringfence.compose.backends import boxes_stay, make_backend, makers
 from ringfence.compose.examined import keep
-from ringfence.compose.runs import make_executor
-from ringfence.config.settings import SandboxSettings
+from ringfence.config.settings import Config, SandboxSettings
 from ringfence.core.box import BACKENDS
 from ringfence.core.errors import Unavailable
 from ringfence.core.model import Json
@@ -87,7 +89,7 @@ def doctor(
     chosen = tuple(case for case in cases if case.id not in left_out)
     options = Options(chosen, controls=control, given_up=wanted.accept_missing)
     within = InSession if session else placement.InServer if server else None
-    reports, missing = common.run(_examine, _named(wanted, every), options, within)
+    reports, missing = common.run(_examine, _named(settings, every), options, within)
     whole = cases == CATALOGUE
     if whole and control:
         place = "session" if session else "server" if server else "box"
@@ -127,15 +129,28 @@ def _chosen(classes: str | None, ids: list[str]) -> tuple[Case, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Backend:
-    """A backend to examine, and its settings."""
+    """A backend to examine, its settings, and where its kernels and roots are kept."""
 
     name: str
     sandbox: SandboxSettings
+    state: Path
+
+    def make(self, *, stays: bool) -> Backend:
+        """Raises Unavailable."""
+        if stays and not boxes_stay(self.sandbox):
+            raise Unavailable("not_supported", makers().no_stay(self.name))
+        # What it once found out about this host is no answer: it is to find that out now.
+        made = make_backend(self.sandbox, None if self.name == "process" else self.state)
+        if stays and not isinstance(made, StayingBackend):
+            text = f"boxes of backend {self.name} do not stay, and its row says that they do"
+            raise Unavailable("not_supported", text)
+        return made
 
 
-def _named(sandbox: SandboxSettings, every: bool) -> list[_Backend]:
+def _named(settings: Config, every: bool) -> list[_Backend]:
+    sandbox = settings.sandbox
     names = [*BACKENDS] if every else [sandbox.backend]
-    return [_Backend(name, replace(sandbox, backend=name)) for name in names]
+    return [_Backend(name, replace(sandbox, backend=name), settings.gateway.state) for name in names]
 
 
 async def _examine(
@@ -146,13 +161,13 @@ async def _examine(
     missing: list[tuple[str, str]] = []
     for each in backends:
         try:
-            backend = make_executor(each.sandbox).backend
+            backend = each.make(stays=within is not None)
         except Unavailable as exc:
             missing.append((each.name, exc.message))
             continue
         try:
             with _progress(len(options.cases)) as options.progress:
-                tried = within(backend) if within is not None and isinstance(backend, StayingBackend) else backend
+                tried = backend if within is None else within(cast("StayingBackend", backend))
                 reports.append(await run(tried, options))
         except Unavailable as exc:
             missing.append((each.name, exc.message))

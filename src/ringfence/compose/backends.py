@@ -56,7 +56,7 @@ def _gvisor(settings: SandboxSettings, state: Path | None, keep_ready: int | Non
     with deferred.loading():
         from ringfence.compose.guests import gvisor_backend  # noqa: PLC0415
 
-    return gvisor_backend(templates(settings), state)
+    return gvisor_backend(templates(settings), state, settings.setups)
 
 
 def _docker(settings: SandboxSettings, state: Path | None, keep_ready: int | None) -> GuestBackend:
@@ -70,7 +70,7 @@ def _microvm(settings: SandboxSettings, state: Path | None, keep_ready: int | No
     with deferred.loading():
         from ringfence.compose.guests import microvm_backend  # noqa: PLC0415 - as above
 
-    return microvm_backend(templates(settings), state, settings.microvm_kernel)
+    return microvm_backend(settings, templates(settings), state)
 
 
 def _wasm(settings: SandboxSettings, state: Path | None, keep_ready: int | None) -> WasmBackend:
@@ -81,7 +81,13 @@ def _wasm(settings: SandboxSettings, state: Path | None, keep_ready: int | None)
 
     HostCapabilities.detect().require(settings.accept_missing)
     folder = state or paths.state_folder()
-    return WasmBackend(folder, accept_missing=settings.accept_missing, templates=templates(settings), depth=keep_ready)
+    return WasmBackend(
+        folder,
+        accept_missing=settings.accept_missing,
+        templates=templates(settings),
+        setups=settings.setups,
+        depth=keep_ready,
+    )
 
 
 def _firecracker(settings: SandboxSettings, state: Path | None, keep_ready: int | None) -> GuestBackend:
@@ -105,6 +111,8 @@ class BackendRow:
     """Of LEVELS, by its author's word, for one that is not ours; ours have theirs in `core.box.BACKENDS`."""
     general: bool = True
     """Whether its boxes run what other boxes run. One that runs Python alone, say, is not chosen by `auto`."""
+    emulates: bool = False
+    """Whether it emulates machines where no virtualization serves."""
     probe_seconds: float = 120.0
     """How long a first box may take, with all that is made ready for it, until it is given up."""
 
@@ -114,7 +122,7 @@ ROWS: Mapping[str, BackendRow] = {
     "oci": BackendRow(_oci),
     "gvisor": BackendRow(_gvisor, stays=False),
     "docker": BackendRow(_docker),
-    "microvm": BackendRow(_microvm, probe_seconds=900.0),
+    "microvm": BackendRow(_microvm, emulates=True, probe_seconds=900.0),
     "firecracker": BackendRow(_firecracker, probe_seconds=60.0),
     "wasm": BackendRow(_wasm, stays=False, general=False),
 }
@@ -140,7 +148,7 @@ def make_backend(settings: SandboxSettings, state: Path | None = None, *, keep_r
 def make_staying_backend(settings: SandboxSettings, state: Path | None = None) -> StayingBackend:
     """The same, for boxes that stay. Raises Unavailable where those of this backend do not."""
     if not boxes_stay(settings):
-        raise Unavailable("no_backend", f"boxes of backend {settings.backend} do not stay yet; those of process do")
+        raise Unavailable("no_backend", makers().no_stay(settings.backend))
     return cast("StayingBackend", make_backend(settings, state))
 
 

@@ -22,6 +22,8 @@ from ringfence.core.sessions import SessionBackend, StayingBox, StaySpec
 T = TypeVar("T")
 _STRONGEST = "microvm"
 _SHORT = 120
+_WEAKER = "; backend process can"
+"""What backends say as a remedy, and what is none where a stronger box is asked for."""
 
 
 @plain
@@ -170,7 +172,7 @@ class ChosenBackend:
         async def by(choice: Selected) -> StayingBox:
             backend = self._backend(choice.name)
             if not isinstance(backend, SessionBackend) or not self._makers.row_of(choice.name).stays:
-                raise Unavailable("not_supported", f"boxes of backend {choice.name} do not stay")
+                raise Unavailable("not_supported", self._makers.no_stay(choice.name))
             box = await backend.open(plain_spec, network)
             return box if choice.fact() is None else cast("StayingBox", _ChosenBox(box, choice))
 
@@ -184,7 +186,10 @@ class ChosenBackend:
         """By the best that can give all that is asked for."""
         named = self._chooser.named(level, asked)
         if named is not None:
-            return await make(named)
+            try:
+                return await make(named)
+            except Unavailable as exc:
+                raise Unavailable(exc.reason_code, _remedied(exc.message, level)) from exc
         lacking: list[str] = []
         async with aclosing(self._chooser.choices(level, asked)) as choices:
             async for choice in choices:
@@ -193,7 +198,8 @@ class ChosenBackend:
                 except Unavailable as exc:
                     if exc.reason_code != "not_supported":
                         raise
-                    lacking.append(f"{choice.name} cannot: {exc.message[:_SHORT]}")  # nothing ran: the next may
+                    why = _remedied(exc.message, level)[:_SHORT]
+                    lacking.append(f"{choice.name} cannot: {why}")  # nothing ran: the next may
         raise Unavailable("not_supported", "; ".join(lacking))
 
     def _backend(self, name: str) -> Backend:
@@ -212,6 +218,10 @@ class ChosenBackend:
         if self._fact is None or self._fact[0] is not isolation or self._fact[1]["chosen"] != chosen:
             self._fact = isolation, {**isolation, "chosen": chosen}
         return self._fact[1]
+
+
+def _remedied(message: str, level: str) -> str:
+    return message if level == "process" else message.removesuffix(_WEAKER)
 
 
 class _ChosenBox:

@@ -33,41 +33,44 @@ from ringfence.sandbox.guests.microvm.qemu import KVM, TCG, Qemu
 from ringfence.sandbox.guests.oci import OciEngine
 
 _PIECE = 1024 * 1024
+_NO_SETUPS: Mapping[str, SetUp] = MappingProxyType({})
 _LINKS = dict.fromkeys(("tmp", "var/tmp", "home/user"), "/workspace/tmp")
 log = logging.getLogger(__name__)
 
 
 def engine_backend(
-    engine: GuestEngine, templates: Mapping[str, tuple[str, ...]] = TEMPLATES, state: Path | None = None
+    engine: GuestEngine,
+    templates: Mapping[str, tuple[str, ...]] = TEMPLATES,
+    state: Path | None = None,
+    setups: Mapping[str, SetUp] = _NO_SETUPS,
 ) -> GuestBackend:
     """Boxes of any engine, with roots that are made of this host and kept in the state folder."""
     cache = PackageCache((state or paths.state_folder()) / "packages")
-    return GuestBackend(engine, partial(_root, cache, templates), templates)
+    return GuestBackend(engine, partial(_root, cache, templates), templates, setups)
 
 
 def oci_backend(
-    templates: Mapping[str, tuple[str, ...]], state: Path | None, setups: Mapping[str, SetUp] = MappingProxyType({})
+    templates: Mapping[str, tuple[str, ...]], state: Path | None, setups: Mapping[str, SetUp] = _NO_SETUPS
 ) -> GuestBackend:
     """Containers of runc or crun."""
-    cache = PackageCache((state or paths.state_folder()) / "packages")
-    return GuestBackend(OciEngine(), partial(_root, cache, templates), templates, setups)
+    return engine_backend(OciEngine(), templates, state, setups)
 
 
-def gvisor_backend(templates: Mapping[str, tuple[str, ...]], state: Path | None) -> GuestBackend:
+def gvisor_backend(
+    templates: Mapping[str, tuple[str, ...]], state: Path | None, setups: Mapping[str, SetUp] = _NO_SETUPS
+) -> GuestBackend:
     """Containers of runsc, with a kernel of their own."""
-    cache = PackageCache((state or paths.state_folder()) / "packages")
-    return GuestBackend(GvisorEngine(), partial(_root, cache, templates), templates)
+    return engine_backend(GvisorEngine(), templates, state, setups)
 
 
 def docker_backend(
     settings: SandboxSettings, templates: Mapping[str, tuple[str, ...]], state: Path | None, keep_ready: int | None
 ) -> GuestBackend:
     """Containers of an engine with Docker's API."""
-    cache = PackageCache((state or paths.state_folder()) / "packages")
     addresses = (settings.docker_host,) if settings.docker_host is not None else paths.docker_hosts()
     ready = settings.docker_ready if keep_ready is None else min(keep_ready, settings.docker_ready)
     said = DockerSettings(addresses, settings.docker_runtime, ready)
-    return GuestBackend(DockerEngine(said, _packed), partial(_root, cache, templates), templates)
+    return engine_backend(DockerEngine(said, _packed), templates, state, settings.setups)
 
 
 async def _packed(root: GuestRoot) -> AsyncIterator[bytes]:
@@ -79,13 +82,15 @@ async def _packed(root: GuestRoot) -> AsyncIterator[bytes]:
             yield piece
 
 
-def microvm_backend(templates: Mapping[str, tuple[str, ...]], state: Path | None, kernel: str | None) -> GuestBackend:
+def microvm_backend(
+    settings: SandboxSettings, templates: Mapping[str, tuple[str, ...]], state: Path | None
+) -> GuestBackend:
     """Virtual machines of QEMU: with KVM where one boots with it, else emulated."""
     folder = state or paths.state_folder()
-    named = None if kernel is None else Path(kernel)
+    named = None if settings.microvm_kernel is None else Path(settings.microvm_kernel)
     find = partial(kernels.find, named, _kernel_folder(folder))
     engine = MicrovmEngine("microvm", (Qemu(KVM), Qemu(TCG)), folder / "microvm", find, agent_code)
-    return GuestBackend(engine, partial(_root, PackageCache(folder / "packages"), templates), templates)
+    return engine_backend(engine, templates, state, settings.setups)
 
 
 def firecracker_backend(
@@ -98,7 +103,7 @@ def firecracker_backend(
     machines = (Firecracker(folder / "firecracker" / "machines"),)
     find = partial(kernels.operators, None if kernel is None else Path(kernel))
     engine = MicrovmEngine("firecracker", machines, folder / "firecracker", find, agent_code, emulates=False)
-    return GuestBackend(engine, own if disk is None else partial(_disk_root, Path(disk)), templates)
+    return GuestBackend(engine, own if disk is None else partial(_disk_root, Path(disk)), templates, settings.setups)
 
 
 async def _disk_root(disk: Path, template: str, image: ImageRoot | None) -> GuestRoot:

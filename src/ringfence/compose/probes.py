@@ -56,6 +56,11 @@ class Makers:
     make: Callable[..., Backend]
     """As `backends.make_backend`."""
 
+    def no_stay(self, name: str) -> str:
+        """What is said of a backend whose boxes do not stay."""
+        others = ", ".join(other for other, row in self.rows.items() if row.stays)
+        return f"boxes of backend {name} do not stay; those of {others} do"
+
 
 @plain
 class Probed:
@@ -63,10 +68,8 @@ class Probed:
 
     missing: str | None = None
     """Why it makes no boxes here, and what to do; None: it does."""
-    first_ms: float = 0.0
-    """How long its first box took, with all that it had to make ready."""
     start_ms: float = 0.0
-    """How long a box takes after that, program included."""
+    """How long a box takes after the first, program included."""
     emulated: bool = False
     """Whether its machines are emulated, instruction by instruction."""
 
@@ -96,7 +99,7 @@ class Probes:
     def must_emulate(self, name: str) -> bool:
         """Whether it is known without trying that its machines would be emulated. That there is a device says nothing;
         that there is none, enough."""
-        return self._makers.level_of(name) == "microvm" and not os.access("/dev/kvm", os.R_OK | os.W_OK)
+        return self._makers.row_of(name).emulates and not os.access("/dev/kvm", os.R_OK | os.W_OK)
 
     async def _try(self, name: str) -> Probed:
         try:
@@ -149,11 +152,10 @@ async def probe(backend: Backend, seconds: float) -> Probed:
     """Make boxes until it is known how long they take; the first one may take long."""
     try:
         async with asyncio.timeout(seconds):
-            begun = time.perf_counter()
             report = await backend.run(_NOTHING)
-            first = _since(begun)
             if (report.ended, report.exit_status) != ("exited", 0):
-                return Probed(f"the first box of {backend.name} did not run its program: it ended by {report.ended}")
+                text = f"the first box of {backend.name} did not run its program: it ended by {report.ended}"
+                return Probed(f"{text}; {_more(backend)}")
             starts = []
             for _ in range(_STARTS):
                 begun = time.perf_counter()
@@ -162,8 +164,12 @@ async def probe(backend: Backend, seconds: float) -> Probed:
     except Unavailable as exc:
         return Probed(exc.message)
     except TimeoutError:
-        return Probed(f"the first box of {backend.name} did not end within {seconds:g} seconds")
-    return Probed(None, first, round(median(starts), 2), emulated=report.isolation.get("accelerator") == "tcg")
+        return Probed(f"the first box of {backend.name} did not end within {seconds:g} seconds; {_more(backend)}")
+    return Probed(None, round(median(starts), 2), emulated=report.isolation.get("accelerator") == "tcg")
+
+
+def _more(backend: Backend) -> str:
+    return f"`ringfence doctor --backend {backend.name} --case F01` says more"
 
 
 def _since(begun: float) -> float:

@@ -144,11 +144,14 @@ def provision(settings: SandboxSettings) -> Provision:
         most_idle_seconds=settings.max_session_idle_seconds,
         retain_seconds=settings.session_retain_seconds,
     )
+    there = boxes_stay(settings)
+    why = "" if there else f": boxes of backend {settings.backend} do not stay"
     return Provision(
         limits,
         templates(settings),
         level=level_of(settings.backend),
-        lives=lives if settings.max_sessions > 0 and boxes_stay(settings) else None,
+        lives=lives if settings.max_sessions > 0 and there else None,
+        no_sessions=f"there are no sessions here{why}",
         installs=settings.installs,
         image=settings.docker_image,
         installable=settings.allow_packages,
@@ -226,7 +229,7 @@ def own_definitions(
             text = f"The tool {name!r} is not available: {missing}"
             out[name] = Refused(Status.UNAVAILABLE, "no_backend", text)
         elif given.lives is None and contract.tool not in PROGRAMS:
-            text = f"The tool {name!r} is not available: there are no sessions here"
+            text = f"The tool {name!r} is not available: {given.no_sessions}"
             out[name] = Refused(Status.UNAVAILABLE, "no_session", text)
         else:
             packages = (*given.templates.get(contract.template, ()), *given.installs.get(contract.template, ()))

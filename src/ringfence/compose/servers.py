@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from ringfence.compose.backends import make_staying_backend
+from ringfence.compose.backends import make_staying_backend, makers
 from ringfence.compose.runs import UNATTENDED, provision
 from ringfence.config import paths
 from ringfence.config.folders import kept_apart, touches_credentials
@@ -113,7 +113,7 @@ def _launcher(
 ) -> BoxLauncher:
     """The launcher of these servers; `more` overrides its settings. Raises Unavailable."""
     if not isinstance(executor.backend, SessionBackend):
-        raise Unavailable("no_backend", f"boxes of backend {executor.backend.name} do not stay")
+        raise Unavailable("no_backend", makers().no_stay(executor.backend.name))
     from ringfence.sandbox.servers.launcher import BoxLauncher  # noqa: PLC0415 - loads only where there are boxes
 
     settings = launch_settings(executor.provision.limits, servers, router)
@@ -175,7 +175,7 @@ async def inspect_server(
 
     try:
         await anyio.to_thread.run_sync(verify, spec, configuration)
-        backend = make_staying_backend(settings)
+        backend = make_staying_backend(settings, state)
     except Unavailable as exc:
         return ServerInspection(problem=exc.message)
 

@@ -885,8 +885,6 @@ def _refused_calls(draft: Draft, name: str, capability: Shaped[schema.Capability
     where = capability.where
     refused = f"every call of {name!r} will be refused"
     if shape.transport == "sandboxed_exec":
-        if shape.isolation not in (None, "none", *(BACKENDS[name] for name in BACKENDS.keys() - NOT_BUILT)):
-            draft.warn((*where, "isolation"), f"{refused}: isolation {shape.isolation} {_NOT_BUILT}")
         return
     servers = draft.candidates(capability)
     if shape.transport == "mcp" and not draft.servers:

@@ -161,10 +161,12 @@ class SandboxSettings:
     max_start_ms: float = 500.0
     """How long a warm start may take of what `auto` chooses."""
     microvm_kernel: str | None = None
-    firecracker_kernel_path: str | None = None
-    firecracker_rootfs_path: str | None = None
     """Absolute; a kernel for virtual machines, or the folder of an unpacked package. None: the one that was fetched, or
     that this host has."""
+    firecracker_kernel_path: str | None = None
+    """Absolute; the kernel of Firecracker's machines, with all that they need built in."""
+    firecracker_rootfs_path: str | None = None
+    """Absolute; the disk that is their root. None: one that is made of this host."""
 
 
 @dataclass(frozen=True, slots=True)

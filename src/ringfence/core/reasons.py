@@ -263,7 +263,10 @@ _OPERATOR = {
     "no_network_control": ("Its network access cannot be restricted.", "Run it in a box."),
     "no_transport": ("The server is not of the kind that the transport says.", "Correct the transport."),
     "no_server": ("There is no such server.", "Define it under `servers:`."),
-    "no_isolation": ("The backend does not provide the isolation that the contract requires.", "Use another backend."),
+    "no_isolation": (
+        "Nothing here gives the isolation that the contract asks for, or the named backend is weaker.",
+        "Install what the message names, or name none.",
+    ),
     # secrets
     "no_secret": (
         "The secret does not exist, or cannot be used here.",
@@ -328,7 +331,10 @@ _OPERATOR = {
         "Install what the message names, or take `telemetry.otlp` out.",
     ),
     # the host
-    "no_backend": ("No backend can make boxes here.", "Run `ringfence host`."),
+    "no_backend": (
+        "No backend can make boxes here.",
+        "Do what the message says, or run `ringfence doctor --all`.",
+    ),
     "not_supported": ("Boxes of this backend cannot have that.", "Use the backend that the message names."),
     "missing_protection": (
         "Boxes would lack a protection on this host.",

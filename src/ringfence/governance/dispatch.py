@@ -150,10 +150,10 @@ class Dispatcher:
             )
         return self.executor
 
-    def isolation(self, contract: Contract) -> Json:
+    def isolation(self, call: Call, contract: Contract) -> Json:
         """The `isolation` fact of whatever would carry this out."""
         if contract.transport is Transport.SANDBOXED_EXEC:
-            return self._require_executor(contract).isolation(contract)
+            return self._require_executor(contract).isolation(call, contract)
         return self._upstreams.isolation(contract.server or "")
 
     def lasts(self, contract: Contract, decision: Decision | None) -> Literal["call", "server"] | None:

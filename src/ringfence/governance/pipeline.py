@@ -227,7 +227,7 @@ class Pipeline:
         call = replace(call, server=spec.name, method="server/start")
         state = self._state(call)
         state.contract = implicit_contract(spec)
-        state.isolation = self._dispatcher.isolation(state.contract)
+        state.isolation = self._dispatcher.isolation(call, state.contract)
         state.contract = replace(state.contract, secrets=spec.secrets)  # for the record: it can use them from now on
         state.possible = effects.effects_of_start(spec, self._dispatcher.targets.servers.values(), places)
         try:
@@ -524,7 +524,7 @@ class Pipeline:
             state.drop_trace(call_meta.FREE_TEXT, "approval")
         digest = await self._approval(rules, state, requirement, channel) if requirement is not None else ""
         await self._recheck_rules(rules, state)
-        state.isolation = self._dispatcher.isolation(contract)
+        state.isolation = self._dispatcher.isolation(state.call, contract)
         forked = [] if state.opening is None else [state.opening] * state.call.arguments["count"]
         with_quota = [each for each in (contract, *forked) if each.rate.per_day is not None]
         cost = contract.cost + sum(each.cost for each in forked)

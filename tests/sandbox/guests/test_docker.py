@@ -18,7 +18,7 @@ import pytest
 
 from ringfence.compose.backends import make_backend
 from ringfence.config.settings import SandboxSettings
-from ringfence.core.box import MIB, BoxReport, BoxSpec, Limits, Program
+from ringfence.core.box import MIB, BoxReport, BoxSpec, Input, Limits, Program
 from ringfence.core.errors import Unavailable
 from ringfence.core.ports import Backend
 from ringfence.core.sessions import Cell, StaySpec, discard_output, discard_value
@@ -121,6 +121,9 @@ async def test_an_engine_elsewhere_is_believed_and_the_facts_say_so(
         source = b"x = bytearray(128 << 20)\nwhile True: pass"
         report = await backend.run(BoxSpec(Program("python", source), limits))
         assert (report.ended, report.limit) == ("oom", "memory")
+        with pytest.raises(Unavailable, match="is not on this host and sees no folder of it: use oci") as refused:
+            await command(backend, "true", inputs=(Input("a", b"1"),))
+        assert refused.value.reason_code == "not_supported"
     finally:
         await backend.close()
 

@@ -24,7 +24,7 @@ from ringfence.core.errors import Unavailable
 from ringfence.core.schema import Schema
 from ringfence.packages.cache import PackageCache
 from ringfence.sandbox.guests.backend import GuestBackend, agent_code
-from ringfence.sandbox.guests.microvm import disks, firecracker, kernel
+from ringfence.sandbox.guests.microvm import disks, firecracker, kernel, saved
 from ringfence.sandbox.guests.microvm.engine import MicrovmEngine
 from ringfence.sandbox.guests.microvm.firecracker import Firecracker, Request
 from ringfence.sandbox.guests.microvm.machine import MachineShape, Saved
@@ -102,6 +102,34 @@ async def test_what_is_missing_is_said_with_its_remedy(tmp_path: Path) -> None:
         wrong.write_bytes(b"\x7fELF" + bytes(100))
         said = await refused(firecracker_kernel_path=str(wrong))
         assert "KVM" in said or "firecracker and jailer" in said
+
+
+async def test_that_an_accelerator_does_not_serve_is_believed_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refusing:
+        version = "x"
+        tries = 0
+
+        async def open(self) -> None: ...
+
+        async def start(self, *given: Any) -> Any:
+            self.tries += 1
+            raise Unavailable("no_box", "it is busy")
+
+    monkeypatch.setattr(saved, "_hopeless", lambda accelerator: None)
+    monkeypatch.setattr(saved.SavedMachines, "initrd", partial(asyncio.sleep, 0, Path("/i")))
+    monkeypatch.setattr(disks, "empty", lambda kept: Path("/d"))
+    (tmp_path / "vmlinuz").touch()
+    machines = saved.SavedMachines(tmp_path, kernel.GuestKernel("6.0", tmp_path / "vmlinuz", tmp_path))
+    made: Any = Refusing()
+    for _ in range(2):
+        assert await machines.accelerated(made, "kvm") == "a machine does not boot with it: it is busy"
+    assert made.tries == 1
+    (kept,) = (tmp_path / "probed").glob("*.json")
+    os.utime(kept, (0, 0))
+    await machines.accelerated(made, "kvm")
+    assert made.tries == 2
 
 
 async def test_a_disk_of_the_operators_is_looked_at(tmp_path: Path) -> None:

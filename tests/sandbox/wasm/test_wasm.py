@@ -330,12 +330,15 @@ async def test_what_it_cannot_give_is_refused(state: Path, asked: dict[str, Any]
     with pytest.raises(Unavailable, match=f"backend wasm cannot give boxes {what}") as refused:
         await ran(made, "pass", **asked)
     assert refused.value.reason_code == "not_supported" and "backend process can" in str(refused.value)
+    made = WasmBackend(state, templates={"python": (), "mine": ()}, setups=("mine",))
+    with pytest.raises(Unavailable, match="template mine: its set-up is for boxes that stay"):
+        await ran(made, "pass", template="mine")
     with pytest.raises(Unavailable, match="there are no processes"):
         await made.run(BoxSpec(Program("command", argv=("true",))))
 
 
 def test_its_boxes_do_not_stay(state: Path) -> None:
-    with pytest.raises(Unavailable, match="boxes of backend wasm do not stay"):
+    with pytest.raises(Unavailable, match="wasm do not stay; those of process, oci, docker, microvm, firecracker do"):
         make_staying_backend(SandboxSettings(backend="wasm"), state)
 
 

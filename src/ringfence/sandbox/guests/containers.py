@@ -155,7 +155,7 @@ class ContainerEngine(ABC):
             root, lent = await self._holder.show(name, shape, ids.user, self.points)
             group = self._groups.take(taken, pauses=True)
             if group is None:
-                raise Unavailable("no_box", "there is no control group for a container")
+                raise Unavailable("no_box", "there is no control group for a container; `ringfence host` says why")
             parts = ContainerParts(name, shape, ids, group, taken, bundle, root, lent)
             bundle.mkdir(mode=0o711)
             (bundle / "config.json").write_text(json.dumps(self.configuration(parts)))
@@ -186,7 +186,8 @@ class ContainerEngine(ABC):
         if os.geteuid() != 0 and shape.placed:
             return ContainerIds(1, 0, os.geteuid(), "user")  # it sees this user's folders with this user's permissions
         if not self._free and os.geteuid() != 0:
-            raise Unavailable("no_box", "as many containers run as this user has ids for")
+            text = "as many containers run as this user has ids for: give it a longer range in"
+            raise Unavailable("no_box", f"{text} /etc/subuid and /etc/subgid")
         if not self._free:
             block = take_block()
             self._blocks.append(block)

@@ -15,6 +15,7 @@ import secrets
 import sys
 from asyncio import Task
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from socket import socket
 from typing import Any
 
@@ -81,6 +82,8 @@ class DockerEngine:
         self._images: dict[GuestRoot, str] = {}
         self._guests: dict[str, DockerGuest] = {}
         self._events: Task[None] | None = None
+        self._here = False
+        """Whether it is known to be on this host."""
         self._ready: dict[GuestShape, list[Task[DockerGuest]]] = {}
         self._going: set[Task[None]] = set()
 
@@ -169,9 +172,20 @@ class DockerEngine:
 
     async def start(self, shape: GuestShape) -> DockerGuest:
         await self.open()
+        if shape.input is not None or shape.mounts:
+            await self._sees_this_host(shape)
         guest = await self._waiting(shape) or await self._start(shape)
         self._refill(shape)
         return guest
+
+    async def _sees_this_host(self, shape: GuestShape) -> None:
+        """Only a container tells where the engine is: one that is lent nothing. Raises Unavailable."""
+        if not self._here:
+            await (await self._start(replace(shape, input=None, mounts=(), placed=()))).remove()
+        if not self._here:
+            assert self._api is not None
+            text = f"the engine at {self._api.address} is not on this host and sees no folder of it"
+            raise Unavailable("not_supported", f"{text}: use oci, or an engine here")
 
     async def _waiting(self, shape: GuestShape) -> DockerGuest | None:
         """One that was started beforehand."""
@@ -225,6 +239,7 @@ class DockerEngine:
                 told = await api.ask("GET", f"/containers/{container}/json")
                 guest = DockerGuest(self, api, container, stream, shape, told)
                 self._guests[container] = guest
+                self._here = guest.here
                 return guest
         except BaseException:
             if stream is not None:
@@ -378,6 +393,11 @@ class DockerGuest:
         self._close_stream()
         if not self.ended.done():
             self.ended.set_result(self._attached.words.decode("utf-8", "replace").strip() or "it ended")
+
+    @property
+    def here(self) -> bool:
+        """Whether it is on this host."""
+        return self._local is not None
 
     def settle(self) -> None:
         return

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from socket import socket
-from typing import Literal, Protocol, get_args
+from typing import Literal, Protocol
 
 from ringfence.core.box import Limit, Limits, Mount
 from ringfence.core.errors import Unavailable
@@ -86,9 +86,6 @@ class Abilities:
             return
         why = f": {self.lacking[wanted]}" if wanted in self.lacking else "; backend process can"
         raise Unavailable("not_supported", f"backend {backend} cannot give boxes {_MEANS[wanted]}{why}")
-
-
-ALL: frozenset[Ability] = frozenset(get_args(Ability))
 
 
 @plain

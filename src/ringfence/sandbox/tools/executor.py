@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from ringfence.core import canonical
-from ringfence.core.box import LEVELS, NO_OUTSIDE, ImageRoot, NetworkRule, Outside
+from ringfence.core.box import BACKENDS, LEVELS, NO_OUTSIDE, ImageRoot, NetworkRule, Outside
 from ringfence.core.brokering import SessionSecrets
 from ringfence.core.errors import Refused, RingfenceError, Unavailable, WorkProgress, beginning, unknown_session
 from ringfence.core.model import Answer, Call, Contract, Grant, Json, Status
@@ -79,7 +79,7 @@ class Executor:
         """Refuse what could not run as asked. Raises Refused, Unavailable."""
         if self._keeper is None and needs_session(call, contract):
             raise Unavailable(
-                "no_session", "there are no sessions here: leave session out, and each call has its own box"
+                "no_session", f"{self.provision.no_sessions}; leave session out, and each call has its own box"
             )
         if contract.commands is not None and "session" in call.arguments:
             text = f"{contract.name} names the programs that may run, and the box of a session has all of them: leave"
@@ -140,8 +140,12 @@ class Executor:
     def _backend(self, call: Call, contract: Contract) -> Backend:
         return self._others() if self._by_other(call, contract) else self.backend
 
-    def isolation(self, contract: Contract) -> Json:
+    def isolation(self, call: Call, contract: Contract) -> Json:
         """The `isolation` fact of a box that is yet to be made."""
+        asked = call.arguments.get("backend") or self.backend.name
+        if asked != self.backend.name:
+            demanded = contract.isolation if _stronger(contract.isolation, "process") else "process"
+            return {"backend": asked, "level": BACKENDS.get(asked, demanded)}
         if _stronger(contract.isolation, self.provision.level):
             return {"backend": "auto", "level": contract.isolation}
         return {"backend": self.backend.name, "level": self.provision.level}
@@ -161,7 +165,7 @@ class Executor:
             if needs_session(grant.call, grant.contract):
                 with WorkProgress():
                     sessions = self._sessions()
-                answer = await sessions.run(grant, self.isolation(grant.contract), screen)
+                answer = await sessions.run(grant, self.isolation(grant.call, grant.contract), screen)
             else:
                 answer = await self._run_in_box(grant, screen)
         finally:
@@ -180,7 +184,7 @@ class Executor:
             if grant.contract.commands is not None:
                 wanted = replace(wanted, programs=request.programs(grant))
         backend = self._backend(grant.call, grant.contract)
-        return await in_fresh_box(backend, grant, wanted, installed, screen, self.isolation(grant.contract))
+        return await in_fresh_box(backend, grant, wanted, installed, screen, self.isolation(grant.call, grant.contract))
 
     # ── What a box that is made has ──
 
@@ -222,7 +226,7 @@ class Executor:
         """Made when the first session is needed: most boxes are for one run."""
         if self._session_executor is None:
             if self._keeper is None:
-                raise Unavailable("no_session", "there are no sessions here")
+                raise Unavailable("no_session", self.provision.no_sessions)
             self._session_executor = SessionExecutor(
                 self._keeper(),
                 self.provision,

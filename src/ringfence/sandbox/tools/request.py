@@ -96,6 +96,8 @@ class Provision:
     """The isolation that the backend gives."""
     lives: SessionLifetimes | None = None
     """How long sessions exist; None where there are none."""
+    no_sessions: str = "there are no sessions here"
+    """What is said of that."""
     mounts: tuple[Mount, ...] = ()
     """What every session sees besides: the code of servers that run in sessions."""
     installable: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,12 +55,15 @@ class WasmBackend:
         *,
         accept_missing: Sequence[str] = (),
         templates: Mapping[str, tuple[str, ...]] = TEMPLATES,
+        setups: Collection[str] = (),
         depth: int | None = None,
     ) -> None:
-        """`state`: a folder that is its owner's, where the runtime is unpacked. `depth`: boxes kept ready."""
+        """`state`: a folder that is its owner's, where the runtime is unpacked. `setups`: templates that have set-up.
+        `depth`: boxes kept ready."""
         self._state = state
         self._accepted = tuple(accept_missing)
         self._templates = templates
+        self._setups = frozenset(setups)
         self._depth = _READY if depth is None else depth
         self._opening = asyncio.Lock()
         self._boxes: ProcessBackend | None = None
@@ -71,7 +74,7 @@ class WasmBackend:
     async def run(self, spec: BoxSpec, tell: OnOutput | None = None, recheck: Recheck = always) -> BoxReport:
         check_spec(spec, self._templates)
         self._check(spec)
-        boxes = await self.open()
+        boxes = await self._ready()
         try:
             report = await boxes.run(self._of_worker(spec), tell, recheck)
         except asyncio.CancelledError as cancelled:
@@ -81,7 +84,7 @@ class WasmBackend:
             raise
         return self._report(report)
 
-    async def open(self) -> ProcessBackend:
+    async def _ready(self) -> ProcessBackend:
         """Try it, once: run something. Raises Unavailable, with what is missing and how to get it."""
         async with self._opening:
             if self._problem is not None:
@@ -138,6 +141,7 @@ class WasmBackend:
             or spec.image is not None,
             "a hash seed of their own: their interpreter was started when it was built": spec.layout == "fresh",
             f"template {spec.template}: its packages are native code": bool(self._templates[spec.template]),
+            f"template {spec.template}: its set-up is for boxes that stay": spec.template in self._setups,
         }
         lacking = next((what for what, wanted in asked.items() if wanted), None) or _native(spec.packages)
         if lacking is not None:

@@ -68,7 +68,7 @@ def _make(folder: Path, at: Path) -> None:
 def _run(*words: str) -> None:
     program = shutil.which(_PROGRAM, path=_SEARCH)
     if program is None:
-        raise Unavailable("no_backend", f"backend microvm makes disks with {_PROGRAM}: apt install e2fsprogs")
+        raise Unavailable("no_backend", f"disks of machines are made with {_PROGRAM}: apt install e2fsprogs")
     fixed = ("-q", "-F", "-t", "ext4", "-O", _FEATURES, "-m", "0", "-E", "lazy_itable_init=0,root_owner=0:0")
     try:
         subprocess.run([program, *fixed, *words], check=True, capture_output=True, stdin=subprocess.DEVNULL)

@@ -174,7 +174,7 @@ class MicrovmEngine:
         wanted = replace(limits, memory_bytes=shape.memory_bytes + _PROGRAM_BYTES, disk_bytes=0, processes=_THREADS)
         with contextlib.suppress(OSError):
             return self._groups.take(wanted, pauses=True)
-        raise Unavailable("no_box", "there is no control group for a machine")
+        raise Unavailable("no_box", "there is no control group for a machine; `ringfence host` says why")
 
     def give_back(self, group: Group | None) -> None:
         if group is not None and self._groups is not None:
@@ -264,7 +264,7 @@ class MicrovmGuest:
             **self._engine.about,
             "machine": {"memory_bytes": self._shape.memory_bytes, "processors": self._shape.processors},
             "protections": {
-                "own_kernel": {"on": True, "verified": "run"},
+                "own_kernel": {"on": True, "verified": "host"},  # a machine of it was started and saved
                 **{f"machine_{name}": {"on": on, "verified": "run"} for name, on in self._seen.items()},
             },
             "limits": {"memory": {"by": by}, "pids": {"by": by}, "cpu": {"by": by}},

@@ -56,6 +56,7 @@ def _add(archive: tarfile.TarFile, path: str, name: str, at: str, left: list[int
         if min(left) < 0:
             most = f"{MOST_BYTES // 1024 // 1024} MB in {MOST_FILES} files"
             text = f"a machine sees copies of the host's folders, of {most} at most: {at} is too much"
+            text += "; name less, or use oci"
             raise Unavailable("not_supported", text)
         entry = tarfile.TarInfo(name)
         entry.type, entry.size, entry.mode = kind, size, stat.S_IMODE(state.st_mode) & 0o777

@@ -29,6 +29,8 @@ _BOOT_SECONDS = 600.0
 """Emulation on a busy host is slow, but it always moves; this is for one that does not."""
 _PROBE_SECONDS = 20.0
 _PROBED_MEMORY = 256 * 1024 * 1024
+_FAILED_SECONDS = 600.0
+"""How long it is believed that an accelerator does not serve."""
 _KEPT_SECONDS = 14 * 24 * 3600.0
 _MODULES = Path("/sys/module")
 _PROCESSORS = Path("/proc/cpuinfo")
@@ -109,7 +111,8 @@ class SavedMachines:
     # ── Whether KVM serves ──
 
     async def accelerated(self, hypervisor: Hypervisor, accelerator: str) -> str | None:
-        """Why machines do not boot with it on this host; None where one did. Found out once for a host's kernel."""
+        """Why machines do not boot with it on this host; None where one did. Found out once for a host's
+        kernel where it serves, and again after a while where it does not."""
         if (why := _hopeless(accelerator)) is not None:
             return why
         await hypervisor.open()
@@ -117,7 +120,9 @@ class SavedMachines:
         known = self._kept / "probed" / f"{_digest(*asked)}.json"
         with contextlib.suppress(OSError, ValueError, KeyError):
             found: str | None = json.loads(known.read_text())["why"]
-            return found
+            if found is None or time.time() - known.stat().st_mtime < _FAILED_SECONDS:
+                return found
+            known.unlink()
         why = await self._tried(hypervisor)
         await in_thread(lambda: locks.made_once(known, lambda at: _put(at, json.dumps({"why": why}).encode())))
         return why
