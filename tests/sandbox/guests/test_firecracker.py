@@ -117,8 +117,11 @@ async def test_that_an_accelerator_does_not_serve_is_believed_for_a_while(
             self.tries += 1
             raise Unavailable("no_box", "it is busy")
 
+    async def initrd(machines: object) -> Path:
+        return Path("/i")
+
     monkeypatch.setattr(saved, "_hopeless", lambda accelerator: None)
-    monkeypatch.setattr(saved.SavedMachines, "initrd", partial(asyncio.sleep, 0, Path("/i")))
+    monkeypatch.setattr(saved.SavedMachines, "initrd", initrd)
     monkeypatch.setattr(disks, "empty", lambda kept: Path("/d"))
     (tmp_path / "vmlinuz").touch()
     machines = saved.SavedMachines(tmp_path, kernel.GuestKernel("6.0", tmp_path / "vmlinuz", tmp_path))
