@@ -125,7 +125,7 @@ class MicrovmEngine:
         await self.open()
         hypervisor, machines, kernel = self._hypervisor, self._machines, self._found
         assert hypervisor is not None and machines is not None and kernel is not None
-        names, files = await in_thread(lambda: lent.packed(shape.input, shape.mounts))
+        names, files = await in_thread(lambda: lent.packed(shape.input, shape.mounts, shape.placed))
         disk = await machines.disk(shape.root.folder, shape.root.digest)
         wanted = MachineShape(
             kernel.image,
