@@ -5,24 +5,30 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import io
 import json
 import os
 import signal
 import struct
+import tarfile
 from collections.abc import AsyncIterator, Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ringfence.core.box import MIB, Input, Limits
+from ringfence.core.box import MIB, Input, Limits, Mount
 from ringfence.core.errors import Refused, Unavailable
 from ringfence.sandbox.files.workspace import Workspace
-from ringfence.sandbox.guests import backend
+from ringfence.sandbox.guests import backend, files_loop
 from ringfence.sandbox.guests.files import GuestFiles, GuestPlaces
 from ringfence.sandbox.guests.files_call import WayToFiles
 from ringfence.sandbox.guests.files_loop import GuestWatcher
 from ringfence.sandbox.guests.link import Link
+from ringfence.sandbox.guests.microvm import lent
+from ringfence.sandbox.guests.outputs import GuestOutputs
+from ringfence.sandbox.process import mounting
 from ringfence.sandbox.sessions.snapshots import Snapshots
 from ringfence.sandbox.sessions.volumes import Volumes
 from tests import tooling
@@ -370,3 +376,107 @@ async def test_a_watcher_of_a_guest_that_lies_is_over() -> None:
     with pytest.raises(Unavailable):
         await anext(watcher)
     watcher.close()
+
+
+async def test_a_guest_that_takes_nothing_more_holds_no_spool_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files_loop, "_END_SECONDS", 0.05)
+    link = Link()  # nobody is at its other end
+    channel = link.open({"do": "files"})
+    killed: list[bytes] = []
+    monkeypatch.setattr(link, "send", lambda kind, number, *parts: killed.append(kind))
+    spool = files_loop.GuestSpool(channel)
+    written = spool.write(bytes(MIB))
+    assert not await spool.close()
+    assert killed[-1] == b"X"
+    with pytest.raises(asyncio.CancelledError):
+        await written
+
+
+OUTPUTS = {
+    "a list": b"[1, 2]",
+    "nothing": b"null",
+    "a list that is nested without end": b"[" * 200_000,
+    "more files than there may be": json.dumps({"files": [["a", 1, "0"]] * 10_001}).encode(),
+    "more that was left out": json.dumps({"skipped": dict.fromkeys(map(str, range(10_001)), "x")}).encode(),
+    "more than is read": b" " * 5 * MIB,
+}
+
+
+@pytest.mark.parametrize("said", OUTPUTS)
+async def test_output_files_that_are_no_list_are_none(said: str) -> None:
+    outputs = GuestOutputs(SaysPlainly(OUTPUTS[said]), MIB, lambda: 0, nullcontext)  # type: ignore[arg-type]
+    files, skipped = await outputs.changed()
+    assert (files, list(skipped)) == ((), [] if said == "nothing" else ["/workspace/output"])
+
+
+class SaysPlainly(Liar):
+    def __init__(self, said: bytes) -> None:
+        super().__init__()
+        self._said = said
+
+
+# ── Folders of the host for machines ──
+
+
+def unpacked(archive: bytes) -> dict[str, tuple[str, bytes]]:
+    with tarfile.open(fileobj=io.BytesIO(archive)) as found:
+        files = {each.name: found.extractfile(each) if each.isreg() else None for each in found}
+        return {
+            name: (found.getmember(name).linkname, file.read() if file is not None else b"")
+            for name, file in files.items()
+        }
+
+
+def test_a_folder_is_copied_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "lent/deep").mkdir(parents=True)
+    (tmp_path / "lent/deep/file").write_text("file")
+    (tmp_path / "lent/link").symlink_to("/etc/passwd")
+    (tmp_path / "lent/folder").symlink_to("/etc")
+    (tmp_path / "one").write_text("one")
+    os.mkfifo(tmp_path / "lent/pipe")
+    mounts = [Mount(str(tmp_path / "lent"), "/srv/lent"), Mount(str(tmp_path / "one"), "/srv/one")]
+    names, archive = lent.packed(tmp_path / "lent/deep", mounts, mounting.place(mounts))
+    assert names == [["0", "/workspace/input"], ["1", "/srv/lent"], ["2", "/srv/one"]]
+    nothing = ("", b"")
+    assert unpacked(archive) == {
+        "0": nothing,
+        "0/file": ("", b"file"),
+        "1": nothing,
+        "1/deep": nothing,
+        "1/deep/file": ("", b"file"),
+        "1/folder": ("/etc", b""),
+        "1/link": ("/etc/passwd", b""),
+        "2": ("", b"one"),
+    }
+
+
+def test_another_folder_in_its_place_is_not_copied(tmp_path: Path) -> None:
+    (tmp_path / "lent").mkdir()
+    mounts = [Mount(str(tmp_path / "lent"), "/srv/lent")]
+    placed = mounting.place(mounts)
+    (tmp_path / "lent").rename(tmp_path / "before")
+    (tmp_path / "lent").symlink_to("/etc")
+    with pytest.raises(Unavailable, match="cannot be copied"):
+        lent.packed(None, mounts, placed)
+    (tmp_path / "lent").unlink()
+    (tmp_path / "lent").mkdir()
+    with pytest.raises(Unavailable, match="no longer what it was"):
+        lent.packed(None, mounts, placed)
+
+
+def test_a_link_that_takes_the_place_of_a_file_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lent").mkdir()
+    (tmp_path / "lent/file").write_text("file")
+    (tmp_path / "secret").write_text("secret")
+    look = os.stat
+
+    def swaps(path: Any, **how: Any) -> os.stat_result:
+        seen = look(path, **how)
+        if path == "file":
+            (tmp_path / "lent/file").unlink()
+            (tmp_path / "lent/file").symlink_to(tmp_path / "secret")
+        return seen
+
+    monkeypatch.setattr(os, "stat", swaps)
+    with pytest.raises(Unavailable, match="cannot be copied"):
+        lent.packed(None, [Mount(str(tmp_path / "lent"), "/srv/lent")])

@@ -6,13 +6,15 @@ import asyncio
 import hashlib
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
 from ringfence.core.errors import Unavailable
-from ringfence.sandbox.guests.link import Link
+from ringfence.sandbox.guests import outlet as outlet_module
+from ringfence.sandbox.guests.link import GuestOrder, Link
 from ringfence.sandbox.guests.outlet import CarriedOutlet
 from tests.sandbox.guests.test_link import agent
 
@@ -133,6 +135,56 @@ async def test_nothing_is_left_of_it() -> None:
             await asyncio.open_connection("127.0.0.1", port)
     while len(os.listdir("/proc/self/fd")) > before:  # the loop closes sockets in its next turns
         await asyncio.sleep(0)
+
+
+async def test_connections_that_an_agent_makes_up_are_few() -> None:
+    link = Listens()
+    outlet = await CarriedOutlet.open(link, 1)
+    for which in (1, *range(5000), 7):
+        link.orders[0].on_note({"connection": which})
+    assert len(outlet._carried) == 2 * outlet_module._MOST
+    while len(link.orders) < 1 + outlet_module._MOST:
+        await asyncio.sleep(0)
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert len(link.orders) == 1 + outlet_module._MOST
+    outlet.listener.close()
+    await outlet.close()
+
+
+async def test_a_connection_that_nobody_ends_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outlet_module, "_LINGER_SECONDS", 0.05)
+    link = Listens()
+    async with way(link, echo_nothing) as (outlet, _):
+        link.orders[0].on_note({"connection": 1})
+        while outlet._carried:
+            await asyncio.sleep(0.01)
+    assert link.killed == 2
+
+
+async def echo_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write_eof()
+    await reader.read()
+    writer.close()
+
+
+class Listens(Link):
+    """A link to an agent that says that it listens, and then nothing of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.orders: list[GuestOrder] = []
+        self.killed = 0
+
+    def open(self, order: Mapping[str, Any], data: bytes = b"") -> GuestOrder:
+        channel = super().open(order, data)
+        self.orders.append(channel)
+        if order["do"] == "listen":
+            asyncio.get_running_loop().call_soon(lambda: channel.on_note({"listens": 1}))
+        return channel
+
+    def send(self, kind: bytes, number: int, *parts: bytes) -> None:
+        self.killed += kind == b"X"
 
 
 async def test_a_port_that_is_taken_is_told() -> None:

@@ -26,6 +26,7 @@ from ringfence.sandbox.guests.files_tree import is_name, sliced
 from ringfence.sandbox.guests.link import GuestGone, GuestOrder
 
 _BEGIN_SECONDS = 60.0
+_END_SECONDS = 60.0
 _CHANGES = ("created", "modified", "removed", "renamed", "lost")
 
 
@@ -36,7 +37,7 @@ class GuestSpool:
         self._channel = channel
         self._said = bytearray()
         channel.on_output = self._hear
-        self._last: asyncio.Future[None] | None = None
+        self._last: asyncio.Future[Any] | None = None
 
     def _hear(self, kind: bytes, data: bytes) -> None:
         if kind == b"1" and len(self._said) < MIB:
@@ -46,7 +47,7 @@ class GuestSpool:
         self._last = asyncio.ensure_future(self._write(self._last, b"".join(_records_of(data))))
         return self._last
 
-    async def _write(self, before: asyncio.Future[None] | None, data: bytes) -> None:
+    async def _write(self, before: asyncio.Future[Any] | None, data: bytes) -> None:
         if before is not None:
             await before
         await self._channel.write(data)
@@ -54,18 +55,20 @@ class GuestSpool:
     def drop(self) -> None:
         self._last = asyncio.ensure_future(self._finish(self._last, b""))
 
-    async def _finish(self, before: asyncio.Future[None] | None, last: bytes) -> None:
-        await self._write(before, last)
-        self._channel.end()
-
-    async def close(self) -> bool:
-        await self._finish(self._last, pack_record(b".", b""))
+    async def _finish(self, before: asyncio.Future[Any] | None, last: bytes) -> bool:
+        """Whether the guest was done with it in time: it may take nothing more, and say nothing."""
         try:
-            async with asyncio.timeout(_BEGIN_SECONDS):
+            async with asyncio.timeout(_END_SECONDS):
+                await self._write(before, last)
+                self._channel.end()
                 await asyncio.shield(self._channel.result)
         except (GuestGone, TimeoutError):
+            self._channel.kill()
             return False
-        return bytes(self._said[:1]) == b"."
+        return True
+
+    async def close(self) -> bool:
+        return await self._finish(self._last, pack_record(b".", b"")) and bytes(self._said[:1]) == b"."
 
 
 def _records_of(data: bytes) -> Iterator[bytes]:

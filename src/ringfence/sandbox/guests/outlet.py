@@ -22,6 +22,11 @@ _CERTIFICATES = "/home/user/.certificates.pem"
 """The authorities to trust where TLS ends at the proxy. Programs may change that: it is they who look there."""
 _PIECE = 64 * 1024
 _BACKLOG = 128
+_MOST = 128
+"""Connections at a time; an agent has fewer that are open or wait."""
+_LINGER_SECONDS = 600.0
+"""A connection that was answered to the end, and that sends nothing for so long, is over; a program may take its time
+to read the answer."""
 
 
 class GuestOutlet(NetworkOutlet):
@@ -70,6 +75,8 @@ class CarriedOutlet:
         self._link = link
         self._listening: GuestOrder | None = None
         self._carried: set[asyncio.Task[None]] = set()
+        self._room = asyncio.Semaphore(_MOST)
+        self._last = 0
 
     @classmethod
     async def open(cls, link: Link, port: int) -> CarriedOutlet:
@@ -103,6 +110,9 @@ class CarriedOutlet:
             raise Unavailable("no_box", f"the guest has no way out: {why}")
 
     def _take(self, which: int) -> None:
+        if which <= self._last or len(self._carried) >= 2 * _MOST:
+            return  # an agent counts them, and never has as many: half of these wait for one that just ends
+        self._last = which
         task = asyncio.ensure_future(self._carry(which))
         self._carried.add(task)
         task.add_done_callback(self._carried.discard)
@@ -111,17 +121,22 @@ class CarriedOutlet:
         """One connection, until both ends are done or one of them is gone."""
         assert self._listening is not None
         order = {"do": "connection", "of": self._listening.number, "which": which}
-        with contextlib.suppress(OSError, GuestGone):
-            try:
-                # By the descriptor: its place has no other name any more.
-                reader, writer = await asyncio.open_unix_connection(f"/proc/self/fd/{self._place}")
-            except OSError:
-                self._link.open(order).kill()  # nobody serves it
-                return
-            try:
-                await _join(self._link.open(order), reader, writer)
-            finally:
-                writer.transport.abort()
+        async with self._room:
+            with contextlib.suppress(OSError, GuestGone):
+                await self._joined(order)
+
+    async def _joined(self, order: Json) -> None:
+        """Raises OSError, GuestGone."""
+        try:
+            # By the descriptor: its place has no other name any more.
+            reader, writer = await asyncio.open_unix_connection(f"/proc/self/fd/{self._place}")
+        except OSError:
+            self._link.open(order).kill()  # nobody serves it
+            return
+        try:
+            await _join(self._link.open(order), reader, writer)
+        finally:
+            writer.transport.abort()
 
     async def close(self) -> None:
         """End every connection."""
@@ -153,7 +168,11 @@ def _listener() -> tuple[socket.socket, int]:
 
 
 async def _join(channel: GuestOrder, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    pieces = 0
+
     def sent(kind: bytes, data: bytes) -> Awaitable[None]:
+        nonlocal pieces
+        pieces += 1
         writer.write(data)
         return _taken(writer)
 
@@ -168,6 +187,12 @@ async def _join(channel: GuestOrder, reader: asyncio.StreamReader, writer: async
         await asyncio.wait((answering, channel.result), return_when=asyncio.FIRST_COMPLETED)
         if not channel.result.done():
             answering.result()
+        before = -1
+        while not channel.result.done() and pieces > before:
+            before = pieces
+            await asyncio.wait((channel.result,), timeout=_LINGER_SECONDS)
+        if not channel.result.done():
+            return
         await channel.result
         writer.close()
         await writer.wait_closed()

@@ -18,7 +18,7 @@ from ringfence.sandbox.files.paths import shown, unfit
 from ringfence.sandbox.guests.link import GuestGone, Link, collected
 
 _MAX_FILES = 10_000
-_MOST = 16 * 1024 * 1024
+_MOST = 4 * 1024 * 1024
 _SECONDS = 30.0
 _BYTES_A_SECOND = 1e7
 
@@ -48,28 +48,42 @@ class GuestOutputs:
             self._mapped = self._mapped or self._mappings() > 0
             order = {"do": "changed", "again": self._mapped, "max_bytes": self._max_bytes, "max_files": _MAX_FILES}
             try:
-                async with asyncio.timeout(_SECONDS + self._max_bytes / _BYTES_A_SECOND):
-                    channel = self._link.open(order)
-                    data = bytearray()
-                    async for piece in collected(channel):
-                        data += piece
-                        if len(data) > _MOST:
-                            raise Unavailable("guest_failed", "it lists too much")
-                    if (await channel.result).get("same"):
-                        return _NOTHING
-                return self._new(json.loads(data) if data else {})
+                told = await self._told(order)
+                return _NOTHING if told is None else self._new(told)
             except GuestGone:
                 return _NOTHING
             except (Unavailable, TimeoutError, ValueError, TypeError, KeyError, RecursionError) as problem:
                 return (), {OUTPUT: f"it cannot be read: {problem}"}
 
-    def _new(self, told: Mapping[str, object]) -> tuple[tuple[FileFact, ...], Mapping[str, str]]:
+    async def _told(self, order: Mapping[str, object]) -> object:
+        """What its agent lists; None: nothing has changed. Raises GuestGone, Unavailable, TimeoutError, ValueError,
+        RecursionError."""
+        channel = self._link.open(order)
+        try:
+            async with asyncio.timeout(_SECONDS + self._max_bytes / _BYTES_A_SECOND):
+                data = bytearray()
+                async for piece in collected(channel):
+                    data += piece
+                    if len(data) > _MOST:
+                        raise Unavailable("guest_failed", "it lists too much")
+                if (await channel.result).get("same"):
+                    return None
+        finally:
+            if not channel.result.done():
+                channel.kill()
+        return await asyncio.to_thread(json.loads, data) if data else {}
+
+    def _new(self, told: object) -> tuple[tuple[FileFact, ...], Mapping[str, str]]:
         """Raises ValueError, TypeError, KeyError for what is no list."""
         files: list[FileFact] = []
         skipped: dict[str, str] = {}
+        if not isinstance(told, dict):
+            raise ValueError("it is no list")
         listed, left_out = told.get("files", []), told.get("skipped", {})
         if not isinstance(listed, list) or not isinstance(left_out, dict):
             raise ValueError("it is no list")
+        if max(len(listed), len(left_out)) > _MAX_FILES:
+            raise ValueError("it lists too much")
         for path, size, digest in listed:
             if not (isinstance(path, str) and type(size) is int and size >= 0 and isinstance(digest, str)):
                 raise ValueError("it is no list of files")

@@ -282,7 +282,7 @@ def _left_out(said: bytearray) -> dict[str, str]:
     """What the guest says that it left out, and why."""
     try:
         told = json.loads(said)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     entries = told.items() if isinstance(told, dict) else ()
     return {f"/workspace/{_shown(path)}": _shown(str(why))[:200] for path, why in entries}
