@@ -217,8 +217,13 @@ def test_backends_are_measured_beside_each_other(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("ringfence.cli.bench.backends.shutil.which", lambda name: None)
     bare, *others = backends.run(3, rounds=1)
     assert (bare.name, bare.ratio) == ("bare python -c pass", None)
-    names = ["a program", "a step of a session", "paused, resumed, and a step", "cold, to the end of a first program"]
-    names += ["programs, 4 at once", "a box that stays, to open one"]
+    names = ["a program", "a step of a session", "paused, resumed, and a step"]
+    names += [
+        "a snapshot of files, and a box of it",
+        "cold, to the end of a first program",
+        "programs, 4 at once",
+        "a box that stays, to open one",
+    ]
     *measured, docker, chroot = others
     assert [row.name for row in measured] == [f"process: {name}" for name in names]
     assert all(row.baseline == bare.name and row.p50_ms > 0 for row in measured)

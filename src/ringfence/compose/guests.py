@@ -88,7 +88,7 @@ def microvm_backend(
     """Virtual machines of QEMU: with KVM where one boots with it, else emulated."""
     folder = state or paths.state_folder()
     named = None if settings.microvm_kernel is None else Path(settings.microvm_kernel)
-    find = partial(kernels.find, named, _kernel_folder(folder))
+    find = partial(kernels.find, named, kernel_folder(folder))
     engine = MicrovmEngine("microvm", (Qemu(KVM), Qemu(TCG)), folder / "microvm", find, agent_code)
     return engine_backend(engine, templates, state, settings.setups)
 
@@ -129,10 +129,11 @@ def _of_disk(disk: Path) -> GuestRoot:
 
 def fetch_kernel(state: Path) -> GuestKernel:
     """The distribution's kernel for such machines, into the state. Raises Unavailable, OSError."""
-    return kernels.fetch(_kernel_folder(state))
+    return kernels.fetch(kernel_folder(state))
 
 
-def _kernel_folder(state: Path) -> Path:
+def kernel_folder(state: Path) -> Path:
+    """Where that is."""
     return state / "microvm" / "kernel"
 
 

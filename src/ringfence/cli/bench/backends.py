@@ -1,5 +1,6 @@
-"""Every backend that makes boxes here: to its first box, a program in a warm one, a step, pause and resume, what a box
-needs, and how many programs a second; against `docker run` of the same program, where an engine answers.
+"""Every backend that makes boxes here: to its first box, a program in a warm one, a step, pause and resume, snapshot
+and restore, what a box needs, and how many programs a second; against `docker run` of the same program, where an engine
+answers.
 
 All alternate in one run, and all run the same program in the same root. What cannot be measured is a row with the
 reason. Machines that are emulated are labelled in each of their rows: such figures say nothing of real ones.
@@ -18,22 +19,27 @@ from pathlib import Path
 
 from ringfence.cli.bench.measure import BenchCase, Row, absent, interleaved, note, repeated, row
 from ringfence.compose.backends import ROWS, make_backend
+from ringfence.compose.guests import kernel_folder
 from ringfence.compose.probes import Probed, probe
-from ringfence.config.settings import SandboxSettings
+from ringfence.config.settings import Config, SandboxSettings
 from ringfence.core.box import BACKENDS, MIB, BoxSpec, Limits, Program
-from ringfence.core.errors import Unavailable
+from ringfence.core.errors import Refused, Unavailable
 from ringfence.core.ports import Backend
 from ringfence.core.record import dataclass
 from ringfence.core.sessions import (
     BoxInterpreter,
     Cell,
+    Owner,
     SessionBackend,
+    SessionSpec,
     StayingBox,
     StaySpec,
     discard_output,
     discard_value,
 )
 from ringfence.core.system import interpreter
+from ringfence.sandbox.sessions.capacity import KeeperRules
+from ringfence.sandbox.sessions.manager import SessionManager
 
 _BUDGET_SECONDS = 20.0
 """What the runs of one case may take together: slow backends are measured less often."""
@@ -43,12 +49,19 @@ _PROGRAM = BoxSpec(Program("python", b"pass"))
 _IMAGE = "ringfence-bench:1"
 _DOCKER = "docker run of the same program"
 _BARE = "bare python -c pass"
+_RESTORED = "a snapshot of files, and a box of it"
+_ME = Owner("local", "bench")
 
 
-def run(runs: int, rounds: int = 5) -> list[Row]:
-    """At most `runs` of each case."""
+def run(runs: int, rounds: int = 5, settings: Config | None = None) -> list[Row]:
+    """At most `runs` of each case. Of the state, only the kernel is used that was fetched into it."""
     with tempfile.TemporaryDirectory(prefix="ringfence-bench-") as folder:
-        return asyncio.run(_measure(SandboxSettings(), Path(folder), runs, rounds))
+        state = Path(folder)
+        if settings is not None and (fetched := kernel_folder(settings.gateway.state.absolute())).is_dir():
+            kernel_folder(state).parent.mkdir()
+            kernel_folder(state).symlink_to(fetched)
+        sandbox = SandboxSettings() if settings is None else settings.sandbox
+        return asyncio.run(_measure(sandbox, state, runs, rounds))
 
 
 @dataclass(slots=True)
@@ -64,6 +77,10 @@ class _Measured:
     """How long it took to open that."""
     without: str = ""
     """Why it has no box that stays."""
+    sessions: SessionManager | None = None
+    session: str = ""
+    unsaved: str = ""
+    """Why there are no snapshots of that."""
 
     @property
     def label(self) -> str:
@@ -86,7 +103,7 @@ async def _measure(settings: SandboxSettings, state: Path, runs: int, rounds: in
                 missing.append(absent(f"{name} ({level})", found.missing or ""))
                 continue
             there.append(_Measured(name, backend, found))
-            await _open(there[-1])
+            await _open(there[-1], state)
         base = BenchCase(_DOCKER, docker, max(3, runs // 20)) if callable(docker) else BenchCase(_BARE, _bare, runs)
         cases = [base, *(case for each in there for case in _cases(each, runs, base.name))]
         rows += await interleaved(cases, rounds, "backends")
@@ -98,6 +115,8 @@ async def _measure(settings: SandboxSettings, state: Path, runs: int, rounds: in
         for each in there:
             if each.live is not None:
                 await each.live.end()
+            if each.sessions is not None:
+                await each.sessions.close()
             await each.backend.close()
         if callable(docker):
             await asyncio.to_thread(_forget)
@@ -116,8 +135,8 @@ async def _tried(settings: SandboxSettings, state: Path) -> tuple[Probed, Backen
     return found, None
 
 
-async def _open(each: _Measured) -> None:
-    """A box that stays, with an interpreter, where it has such boxes."""
+async def _open(each: _Measured, state: Path) -> None:
+    """A box that stays, with an interpreter, and a session, where it has such boxes."""
     if not isinstance(each.backend, SessionBackend) or not ROWS[each.name].stays:
         each.without = "its boxes do not stay"
         return
@@ -130,6 +149,13 @@ async def _open(each: _Measured) -> None:
         await _step(each)
     except Unavailable as exc:
         each.without = exc.message
+        return
+    try:
+        each.sessions = await SessionManager.open(each.backend, state / "sessions" / each.name, KeeperRules())
+        each.session = (await each.sessions.create(_ME, SessionSpec(idle_seconds=None))).id
+        await _restored(each)
+    except (Refused, Unavailable) as exc:
+        each.unsaved = exc.message
 
 
 # ── One after the other ───────────────────────────────────────────────────────────────────────────
@@ -150,10 +176,15 @@ def _cases(each: _Measured, runs: int, base: str) -> list[BenchCase]:
         await _awaited(each.live.resume())
         await _step(each)
 
+    async def restored() -> None:
+        await _restored(each)
+
     cases = [BenchCase(f"{each.label}: a program", program, many, base)]
     if each.interpreter is not None:
         cases.append(BenchCase(f"{each.label}: a step of a session", step, many, base))
         cases.append(BenchCase(f"{each.label}: paused, resumed, and a step", paused, many, base))
+    if each.session and not each.unsaved:
+        cases.append(BenchCase(f"{each.label}: {_RESTORED}", restored, max(3, many // 10), base))
     return cases
 
 
@@ -168,6 +199,14 @@ async def _step(each: _Measured) -> None:
     done = await each.interpreter.run(Cell(b"pass", Limits(wall_seconds=60)), discard_output, discard_value)
     if done.report.ended != "exited":
         raise Unavailable("bench", f"a step of backend {each.name} ended by {done.report.ended}")
+
+
+async def _restored(each: _Measured) -> None:
+    assert each.sessions is not None
+    taken = await each.sessions.snapshot(_ME, each.session)
+    again = await each.sessions.create(_ME, SessionSpec(snapshot=taken.id))
+    await each.sessions.end(_ME, again.id)
+    await each.sessions.remove_snapshot(_ME, taken.id)
 
 
 async def _awaited(done: object) -> None:
@@ -212,11 +251,13 @@ async def _beside(each: _Measured, settings: SandboxSettings, state: Path, base:
     at_once.per_second = round(len(times) / (time.perf_counter() - began), 1)
     rows.append(at_once)
     if each.live is None:
-        rows.append(absent(f"{each.label}: steps, pause, memory of a box", each.without))
+        rows.append(absent(f"{each.label}: steps, pause, snapshots, memory of a box", each.without))
     else:
         held = row(f"{each.label}: a box that stays, to open one", [each.opened], base)
         held.memory_kb = round(each.live.memory() / 1024, 1)
         rows.append(held)
+        if each.unsaved:
+            rows.append(absent(f"{each.label}: {_RESTORED}", each.unsaved))
     return rows
 
 

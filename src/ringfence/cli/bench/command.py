@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 
 import typer
 
@@ -37,6 +38,9 @@ def bench(
     ),
     programs: int = typer.Option(1000, "--programs", metavar="N", min=10, help="For `box`: programs of a batch."),
     records: int = typer.Option(100_000, "--records", metavar="N", min=1000, help="For `audit`: how long the log is."),
+    config_path: Path | None = typer.Option(
+        None, "--config", metavar="FILE", help="For `backends`: a ringfence.yaml. Default: the user's own, if any."
+    ),
 ) -> None:
     """Measure this machine: each case interleaved with its baseline, as p50, p95, p99 and their ratio.
 
@@ -54,8 +58,9 @@ def bench(
              a call of a server in a box, and its start, against the same server in none
     audit    a long log: how fast it is verified, what a call leaves in it, and how long list and explain take
     start    `ringfence run -c pass`, `--version`, `--help` and the first `run_code`, each in a process of its own
-    backends  every backend that makes boxes here: a program, cold and warm, a step of a session, pause and resume, what
-             a box needs, and programs a second, against `docker run` of the same program where an engine answers
+    backends  every backend that makes boxes here: a program, cold and warm, a step of a session, pause and resume,
+             snapshot and restore, what a box needs, and programs a second, against `docker run` of the same program
+             where an engine answers
     console  from a call that a person must approve to the event at an open page of the console
 
     `cpu_ms` is the processor time of one run, of all processes together. Run it on a machine that does nothing else.
@@ -101,7 +106,7 @@ def bench(
     if name in (None, "backends"):
         many = max(10, runs // 5)
         print(f"backends: at most {many} runs per case …", file=sys.stderr, flush=True)
-        rows.extend(backends.run(many))
+        rows.extend(backends.run(many, settings=common.own_config(config_path)))
     if as_json_:
         common.dump(as_json(rows))
     else:
