@@ -130,7 +130,9 @@ def collector_hurt(trial: Trial) -> str | None:
 
 
 def looked_at(trial: Trial) -> str | None:
-    """The box was found on the host, or nothing was shown."""
+    """The box was found on the host, or nothing was shown; one with a kernel of its own has nothing there to find."""
+    if trial.report.isolation.get("level") in ("gvisor", "microvm"):
+        return None
     return None if trial.seen.get("processes") else "the box could not be found on the host"
 
 
@@ -205,11 +207,19 @@ def network_denied(rule: str = "denied") -> Judge:
 # ── What is owed besides ──
 
 
+def _uncounted(trial: Trial) -> bool:
+    """Whether the facts say that refused calls are not counted in this box: what a program was refused, the case still
+    sees by what it got."""
+    return trial.report.isolation.get("refused_calls") == "not counted"
+
+
 def refused(*names: str) -> Judge:
     """A call that was refused with EPERM is in the facts, by name; one that does not exist (ENOSYS) need not be."""
 
     def judge(trial: Trial) -> str | None:
         if trial.claim and trial.claim.get("detail") == "ENOSYS":
+            return None
+        if _uncounted(trial):
             return None
         missing = [name for name in names if not trial.report.denials.get(name)]
         return f"refused, but not in the facts: {', '.join(missing)}" if missing else None
@@ -220,6 +230,8 @@ def refused(*names: str) -> Judge:
 def counted(name: str, times: int) -> Judge:
     def judge(trial: Trial) -> str | None:
         reported = trial.report.denials.get(name, 0)
+        if _uncounted(trial):
+            return None
         return None if reported == times else f"the facts count {reported} refusals of {name}, not {times}"
 
     return judge

@@ -237,6 +237,8 @@ def status(*names: str) -> dict[str, str]:
     """Lines of /proc/self/status."""
     with open("/proc/self/status") as file:
         lines = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
+    if untold := [name for name in names if name not in lines or not lines[name].strip()]:
+        cannot(f"this kernel does not tell: {', '.join(untold)}")
     return {name: lines.get(name, "").strip() for name in names}
 
 

@@ -309,7 +309,7 @@ MOUNTS = (
         """
         found = [m["at"] for m in mounts() if m["kind"] == "proc" and m["at"] != "/proc/mounts"]
         root = [m["kind"] for m in mounts() if m["at"] == "/"]
-        say(found != ["/proc"] or root not in (["tmpfs"], ["overlay"]), ", ".join(found + root))
+        say(found != ["/proc"] or root not in (["tmpfs"], ["overlay"], ["9p"]), ", ".join(found + root))
         """,
     ),
     Case(

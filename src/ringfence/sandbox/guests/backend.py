@@ -349,6 +349,8 @@ class GuestBackend:
 
     def _isolation(self, guest: Guest, spec: BoxSpec) -> Json:
         fact = {"backend": self.name, "level": self._engine.level, "memory_layout": "fresh", **guest.isolation}
+        if guest.link is None or not guest.link.given:  # nobody tells us of them
+            fact["refused_calls"] = "not counted"
         if spec.root is not None:
             fact["root"] = "image"
         if spec.image is not None:

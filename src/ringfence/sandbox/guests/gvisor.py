@@ -113,6 +113,7 @@ class GvisorGuest(Container):
             "memory_bytes": limits.memory_bytes,
             "processors": max(1, min(math.ceil(limits.cpu_cores), len(os.sched_getaffinity(0)))),
             "temporary": list(TEMPORARY),
+            "writable": ["/workspace", *TEMPORARY],
         }
         self.hands_over = False
         self._gofer = 0
