@@ -70,6 +70,8 @@ def answered(method: str, path: str, target: str, body: bytes) -> tuple[int, str
             return 200, "application/json", b'{"a": 1, "a": 2}', {}
         case "squeezed":
             return 200, "application/json", zlib.compress(b'{"a": 1}'), {"content-encoding": "deflate"}
+        case "slow_to_decode":
+            return 200, "text/plain; charset=punycode", b"abc" * 1000, {}
         case "endless":
             return 200, "text/plain", b"x" * 9_000_000, {}
         case "echo":
@@ -203,6 +205,7 @@ async def test_answers_of_every_kind(served: Gateway, api: Api) -> None:
         assert (await get("liar")).structured_content["body"] == '{"a": 1, "a": 2}'
         assert (await get("squeezed")).structured_content["body"] == {"a": 1}
         assert (await get("empty")).structured_content == {"status": 204}
+        assert "base64" in (await get("slow_to_decode")).structured_content
         assert (await get("endless")).is_error
         echoed = await get("echo")
         assert TOKEN not in text_of(echoed) and TOKEN not in json.dumps(echoed.structured_content)

@@ -7,6 +7,7 @@ process. Nothing but the base URL's host is ever dialled, at addresses that were
 from __future__ import annotations
 
 import base64
+import codecs
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
@@ -39,6 +40,11 @@ _NO_HEADER = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _LINK = re.compile(r'<([^<>]*)>((?:\s*;\s*[\w!#$&+.^`|~-]+\*?=(?:"[^"]*"|[^\s";,]*))*)')
 _REL = re.compile(r';\s*rel="?([^";,]+)"?')
 _MAX_LINKS = 20
+_ENCODINGS = frozenset(
+    {"utf-8", "ascii", "iso8859-1", "iso8859-15", "cp1252", "utf-16", "utf-16-le", "utf-16-be", "shift_jis", "euc_jp"}
+    | {"gb18030", "gbk", "big5", "koi8-r", "cp1251"}
+)
+"""Of texts that are read as such; others are given as they are."""
 _SAID = {
     "user-agent": "ringfence",
     "accept": "application/json, text/*;q=0.9, */*;q=0.5",
@@ -138,7 +144,8 @@ class ApiLink:
             text = f"{self._name}: {exc}; nothing was sent"
             with WorkProgress():
                 raise Refused(Status.VALIDATION_FAILURE, "bad_arguments", text) from None
-        headers = {**_SAID, **request.headers, **await self._secret_headers(exchange)}
+        given = (_SAID, request.headers, await self._secret_headers(exchange))
+        headers = {name.lower(): value for each in given for name, value in each.items()}  # a secret is the last word
         for name, value in headers.items():
             if _NO_HEADER.search(value):
                 text = f"server {self._name}: what the header {name} is to hold cannot stand in one"
@@ -218,8 +225,12 @@ def _content(answer: aiohttp.ClientResponse, data: bytes, structured: Json) -> s
         else:
             return data.decode("utf-8", "replace")
     try:
-        text = data.decode(answer.charset or "utf-8")
-    except (UnicodeDecodeError, LookupError):
+        # Some codecs take minutes for a megabyte; whoever answers chooses the name.
+        encoding = codecs.lookup(answer.charset or "utf-8").name
+        if encoding not in _ENCODINGS:
+            raise LookupError(encoding)
+        text = data.decode(encoding)
+    except (UnicodeDecodeError, LookupError, ValueError):
         structured["base64"] = base64.b64encode(data).decode()
         return f"{len(data)} bytes of {kind}"
     structured["body"] = text

@@ -12,8 +12,9 @@ import binascii
 import re
 import secrets
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any, Literal
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from ringfence.core import canonical
 from ringfence.core.model import Json
@@ -143,7 +144,8 @@ def request_of(operation: Operation, arguments: Mapping[str, Any]) -> ApiRequest
         if each.place == "path":
             path[each.name] = _in_path(each, value)
         elif each.place == "query":
-            query += _in_query(each, value)
+            others = {other.name for other in operation.parameters if other is not each and other.place == "query"}
+            query += _in_query(each, value, others)
         else:
             headers[each.name] = _in_header(each, value)
     target = _filled(operation.path, path)
@@ -167,8 +169,13 @@ def _filled(template: str, values: Mapping[str, str]) -> str:
 
     path = _TEMPLATE.sub(value, template)
     for written, segment in zip(template.split("/"), path.split("/"), strict=True):
-        if written != segment and (not segment or _DOTS.fullmatch(segment.partition(";")[0])):
-            raise BadArguments(f"what stands for {written} in the path may neither be empty nor consist of dots")
+        if written == segment:
+            continue
+        # Some servers decode first and split then, once or twice: no part that they could find may lead elsewhere.
+        meant = unquote(unquote(segment, errors="surrogateescape"), errors="surrogateescape")
+        parts = re.split(r"[/\\]", meant)
+        if not segment or any(_DOTS.fullmatch(part.partition(";")[0]) for part in (*parts, segment)):
+            raise BadArguments(f"what stands for {written} in the path may neither be empty nor have parts of dots")
     return path
 
 
@@ -189,7 +196,8 @@ def _in_path(each: Parameter, value: Any) -> str:
     return text
 
 
-def _in_query(each: Parameter, value: Any) -> Iterator[str]:
+def _in_query(each: Parameter, value: Any, taken: AbstractSet[str] = frozenset()) -> Iterator[str]:
+    """`taken`: the names of the other parameters, which no field of an object may have."""
     name = _query(each.name)
     if each.as_json:
         yield f"{name}={_query(_json(value))}"
@@ -199,7 +207,7 @@ def _in_query(each: Parameter, value: Any) -> Iterator[str]:
                 yield f"{name}{_query(f'[{key}]')}={_query(_text(each, item))}"
         elif each.explode:
             for key, item in value.items():
-                if not field_allowed(key):
+                if not field_allowed(key) or key in taken:
                     raise BadArguments(f"{each.argument!r} may have no field {key!r}")
                 yield f"{_query(key)}={_query(_text(each, item))}"
         else:
