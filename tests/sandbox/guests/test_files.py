@@ -21,7 +21,7 @@ import pytest
 from ringfence.core.box import MIB, Input, Limits, Mount
 from ringfence.core.errors import Refused, Unavailable
 from ringfence.sandbox.files.workspace import Workspace
-from ringfence.sandbox.guests import backend, files_loop
+from ringfence.sandbox.guests import backend, files_call, files_loop
 from ringfence.sandbox.guests.files import GuestFiles, GuestPlaces
 from ringfence.sandbox.guests.files_call import WayToFiles
 from ringfence.sandbox.guests.files_loop import GuestWatcher
@@ -390,6 +390,16 @@ async def test_a_guest_that_takes_nothing_more_holds_no_spool_up(monkeypatch: py
     assert killed[-1] == b"X"
     with pytest.raises(asyncio.CancelledError):
         await written
+
+
+async def test_a_guest_that_goes_on_with_work_that_is_ended_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files_call, "_KILL_SECONDS", 0.05)
+    link = Link()  # nobody is at its other end
+    over = asyncio.Event()
+    way = WayToFiles(link, asyncio.get_running_loop(), end=over.set)
+    call = await asyncio.to_thread(files_call.GuestCall, way, "read", "a")
+    call.leave()
+    await over.wait()
 
 
 OUTPUTS = {

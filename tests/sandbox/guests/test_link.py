@@ -9,6 +9,7 @@ import os
 import signal
 import struct
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence.core.errors import Unavailable
-from ringfence.sandbox.guests.link import CREDIT, GuestGone, GuestOrder, Link, collected, first_words
+from ringfence.sandbox.guests.link import CREDIT, GuestGone, GuestOrder, Link, collected, first_words, said
 from tests.sandbox.guests.agents import agent
 
 pytestmark = pytest.mark.anyio
@@ -202,9 +203,13 @@ class Pretended(asyncio.Transport):
         super().__init__()
         self._sent = sent
         self._closed = False
+        self.unsent = 0
 
     def write(self, data: Any) -> None:
         self._sent += data
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
 
     def is_closing(self) -> bool:
         return self._closed
@@ -219,6 +224,53 @@ async def test_a_frame_of_impossible_length_ends_it() -> None:
         link.connection_made(Pretended(bytearray()))
         link.data_received(data)
         assert "impossible length" in link.gone.result()
+
+
+def lied_to(channel: Callable[[Link], GuestOrder], *frames: bytes) -> str:
+    """Why a link is over that is sent these."""
+
+    async def play() -> str:
+        link = Link()
+        link.connection_made(Pretended(bytearray()))
+        channel(link)
+        for each in frames:
+            link.data_received(each)
+        return link.gone.result() if link.gone.done() else "it goes on"
+
+    return asyncio.run(play())
+
+
+def waiting(link: Link) -> GuestOrder:
+    made = link.open({"do": "run"})
+    made.on_output = lambda kind, data: asyncio.get_running_loop().create_future()
+    return made
+
+
+def test_a_guest_that_sends_or_allows_more_than_it_may_is_gone() -> None:
+    piece = frame(b"1", 1, bytes(CREDIT // 4))
+    assert lied_to(waiting, *[piece] * 4) == "it goes on"
+    assert "more than it may" in lied_to(waiting, *[piece] * 6)
+    assert lied_to(lambda link: link.open({"do": "run"}), *[piece] * 100) == "it goes on", "it is taken at once"
+    assert "output that is none" in lied_to(waiting, frame(b"2", 1, b""))
+    assert lied_to(waiting, frame(b"W", 1, struct.pack(">I", 1))) == "it goes on"
+    assert "room that there is not" in lied_to(waiting, frame(b"W", 1, struct.pack(">I", CREDIT)))
+
+
+async def test_a_guest_that_reads_nothing_is_gone() -> None:
+    link = Link()
+    stream = Pretended(bytearray())
+    link.connection_made(stream)
+    channel = link.open({"do": "run"})
+    stream.unsent = 100_000_000
+    channel.kill()
+    assert "takes nothing" in link.gone.result() and stream.is_closing()
+    with pytest.raises(GuestGone):
+        await channel.result
+
+
+async def test_what_a_guest_says_is_short_and_printable() -> None:
+    assert said("a\x1b[31m" + "b" * 10_000).startswith("a") and "\x1b" not in said("a\x1b")
+    assert len(said("b" * 10_000)) == 300
 
 
 def test_the_first_words_are_the_agent_and_what_it_must_know() -> None:

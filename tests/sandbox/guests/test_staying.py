@@ -16,12 +16,16 @@ from ringfence.core.box import BoxReport, Input, Limits
 from ringfence.core.errors import SetUpFailed, Unavailable
 from ringfence.core.sessions import Cell, CellReport, Command, Failure, StaySpec, discard_output, discard_value
 from ringfence.sandbox.guests import interpreter as guest_interpreter
+from ringfence.sandbox.guests import oci, step
 from ringfence.sandbox.guests.backend import GuestBackend
 from ringfence.sandbox.guests.interpreter import GuestInterpreter
+from ringfence.sandbox.guests.link import GuestOrder
 from ringfence.sandbox.guests.staying import StayingGuest
+from ringfence.sandbox.process.host.capabilities import read_back
 from tests import tooling
 
 pytestmark = pytest.mark.anyio
+act = GuestOrder.act
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +138,44 @@ async def test_a_cell_that_does_not_let_go_loses_its_interpreter_and_the_box_sta
     with pytest.raises(Unavailable, match="the interpreter is gone"):
         await cell(interpreter, "1")
     assert await value(await box.interpreter(), "1 + 1") == "2"
+
+
+@pytest.mark.parametrize("what", ["cell", "command"])
+async def test_a_box_whose_agent_ends_nothing_is_ended(
+    box: StayingGuest, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    interpreter = await box.interpreter()
+    monkeypatch.setattr(guest_interpreter, "GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(step, "KILL_SECONDS", 0.1)
+    monkeypatch.setattr(GuestOrder, "kill", lambda order: None)
+    monkeypatch.setattr(GuestOrder, "act", lambda order, told: act(order, told) if "cell" in told else None)
+    limits = Limits(wall_seconds=0.3)
+    if what == "cell":
+        report = (await cell(interpreter, "import time\ntime.sleep(1000)", limits=limits)).report
+    else:
+        report = await command(box, "sleep", "1000", limits=limits)
+    assert (report.ended, report.limit) == ("timeout", "wall")
+    await box.ended()
+
+
+async def test_a_box_whose_agent_does_not_let_it_go_on_is_ended(
+    box: StayingGuest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await box.pause()
+
+    async def ordered(what: str) -> None:
+        raise Unavailable("guest_failed", "no answer")
+
+    monkeypatch.setattr(box, "_ordered", ordered)
+    with pytest.raises(Unavailable, match="no answer"):
+        await box.resume()
+    await box.ended()
+
+
+async def test_a_box_without_a_filter_runs_nothing(backend: GuestBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oci, "read_back", lambda pid: {**read_back(pid), "seccomp": False})
+    with pytest.raises(Unavailable, match="its protection seccomp is not on"):
+        await backend.open(StaySpec())
 
 
 async def test_an_interpreter_that_dies_is_told_of(box: StayingGuest) -> None:

@@ -346,6 +346,16 @@ class GuestBackend:
                 why = await asyncio.shield(guest.ended)
             raise Unavailable("no_box", f"the box could not be started: {why}") from None
         guest.look()
+        self._check_protections(guest)
+
+    def _check_protections(self, guest: Guest) -> None:
+        """Raises Unavailable where the kernel of this host says that its programs are held by less than they must be.
+        Elsewhere a kernel of the guest's own holds them, or its engine is believed."""
+        protections = guest.isolation["protections"] if self._engine.level == "process" else {}
+        for name in _NEEDED:
+            fact = protections.get(name)
+            if fact is not None and fact["verified"] == "run" and fact["on"] is False:
+                raise Unavailable("no_box", f"the box was not started: its protection {name} is not on")
 
     def _isolation(self, guest: Guest, spec: BoxSpec) -> Json:
         fact = {"backend": self.name, "level": self._engine.level, "memory_layout": "fresh", **guest.isolation}
@@ -416,6 +426,10 @@ def _mounts(spec: BoxSpec) -> tuple[Mount, ...]:
     """Everything of the host that it sees besides its root."""
     lent = dict.fromkeys(os.path.realpath(each) for each in (*spec.trees, *spec.packages))
     return (*spec.mounts, *(Mount(each, each) for each in lent))
+
+
+_NEEDED = ("seccomp", "no_new_privs", "capabilities")
+"""Without one of these programs do not run."""
 
 
 @cache

@@ -11,7 +11,7 @@ from ringfence.core.box import BoxReport, Captured, Program
 from ringfence.core.errors import Unavailable
 from ringfence.core.model import Json
 from ringfence.core.sessions import Command, Tell
-from ringfence.sandbox.guests.link import GuestGone, GuestOrder, pass_on
+from ringfence.sandbox.guests.link import GuestGone, GuestOrder, pass_on, said
 from ringfence.sandbox.guests.step import STREAMS, GuestStep, box_report, termination_of
 from ringfence.sandbox.process import guest_code
 
@@ -43,7 +43,7 @@ class GuestCommand:
     async def start(self) -> None:
         """Raises Unavailable."""
         await self._step.begin()
-        self._step.on_stop = lambda: self._send_signal(signal.SIGKILL)
+        self._step.on_stop = self._kill
         try:
             order, code = self._order()
             channel = self._channel = self._home.link.open(order, code)
@@ -54,7 +54,7 @@ class GuestCommand:
                 await asyncio.shield(self._begun)
             if channel.result.done() and "failed" in channel.result.result():
                 raise Unavailable(
-                    "no_process", f"the command could not be started: {channel.result.result()['failed']}"
+                    "no_process", f"the command could not be started: {said(channel.result.result()['failed'])}"
                 )
         except (GuestGone, TimeoutError) as problem:
             self._step.finish(None)
@@ -119,6 +119,10 @@ class GuestCommand:
 
     def signal(self, number: int) -> None:
         self._send_signal(number)
+
+    def _kill(self) -> None:
+        self._send_signal(signal.SIGKILL)
+        self._step.must_end()
 
     def _send_signal(self, number: int) -> None:
         if self._channel is not None:

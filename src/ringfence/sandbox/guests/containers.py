@@ -24,7 +24,7 @@ from ringfence.core.record import plain
 from ringfence.sandbox.guests.bundle import ContainerIds
 from ringfence.sandbox.guests.engine import Abilities, Guest, GuestShape, GuestUsage
 from ringfence.sandbox.guests.holding import ContainerHolder, Lent
-from ringfence.sandbox.guests.link import Link
+from ringfence.sandbox.guests.link import Link, said
 from ringfence.sandbox.process.cgroups.cgroup import Cgroups, Counted, Group, GroupPool, sweep
 from ringfence.sandbox.process.cgroups.hierarchy import Systemd
 from ringfence.sandbox.process.ids import Block, take_block, take_for_containers
@@ -264,7 +264,7 @@ class Container(ABC):
         await self._process.wait()
         self._close_stream()
         if not self.ended.done():
-            self.ended.set_result(self._words.decode("utf-8", "replace").strip() or "it ended")
+            self.ended.set_result(said(" ".join(self._words.decode("utf-8", "replace").split())[-300:]) or "it ended")
 
     @abstractmethod
     def settle(self) -> None: ...

@@ -34,6 +34,7 @@ _FULL = (28, 122)
 """ENOSPC and EDQUOT."""
 _STALLED_SECONDS = 120.0
 """Programs can stop the child that does the work: then nobody waits for it any longer than that."""
+_KILL_SECONDS = 20.0
 
 
 async def _at_once() -> None:
@@ -55,6 +56,8 @@ class WayToFiles:
     OSError and Unavailable."""
     doze: Callable[[], Awaitable[None]] = _at_once
     """After it."""
+    end: Callable[[], None] = lambda: None
+    """Ends the guest, where its agent does not end work when it must."""
     resting: set[asyncio.Task[None]] = field(default_factory=set)
 
     def order(self, what: str, **more: Any) -> Json:
@@ -181,6 +184,9 @@ class GuestCall:
         if not self._over:
             self._over = True
             self._channel.kill()
+        if not self._channel.result.done():
+            late = self._way.loop.call_later(_KILL_SECONDS, self._way.end)
+            self._channel.result.add_done_callback(lambda _: late.cancel())
         with suppress(Empty):
             while (entry := self._come.get_nowait()) is not None:
                 _set(entry[1])

@@ -13,8 +13,8 @@ from ringfence.core.box import Limits
 from ringfence.core.errors import OutcomeUnknown, SetUpFailed, Unavailable
 from ringfence.core.model import Json
 from ringfence.core.sessions import Cell, CellReport, OnShown, Tell, discard_output, discard_value
-from ringfence.sandbox.guests.link import GuestGone, GuestOrder
-from ringfence.sandbox.guests.step import GuestStep, box_report, survived_limit, termination_of, whole
+from ringfence.sandbox.guests.link import GuestGone, GuestOrder, said
+from ringfence.sandbox.guests.step import KILL_SECONDS, GuestStep, box_report, survived_limit, termination_of, whole
 from ringfence.sandbox.process import guest_code
 from ringfence.sandbox.process.interpreter import BOOT, READY, last_words
 from ringfence.sandbox.process.limit_watch import Termination
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 GRACE_SECONDS = 2.0
 """For a cell that was interrupted; then its interpreter is killed."""
 _START_SECONDS = 120.0
-_KILL_SECONDS = 20.0
 _LONGEST_FOLDER = 4096
 
 
@@ -213,7 +212,9 @@ class GuestInterpreter:
             return
         async with self._home.awake():
             channel.kill()
-            await asyncio.wait((channel.result,), timeout=_KILL_SECONDS)
+            await asyncio.wait((channel.result,), timeout=KILL_SECONDS)
+        if not channel.result.done():
+            self._home.guest.kill()
 
 
 class _RunningCell:
@@ -243,7 +244,7 @@ class _RunningCell:
 
     def note(self, told: Json) -> None:
         if "refused" in told:
-            self.refused = str(told["refused"])[:200]
+            self.refused = said(told["refused"])
             self.over.set()
         elif told.get("over") == self._number and self.claims.done:
             self.rested = True
@@ -265,6 +266,7 @@ class _RunningCell:
     def _kill_unless_over(self) -> None:
         if not self.over.is_set():
             self._channel.kill()
+            self.step.must_end()
 
     def _allow_grace(self) -> bool:
         """Its time is up, but it claimed in time to be done: allow a moment for it to come to rest."""
@@ -274,3 +276,4 @@ class _RunningCell:
     def _kill_forged(self) -> None:
         if not self.over.is_set() and self.step.end_as("policy", "wall"):
             self._channel.kill()
+            self.step.must_end()

@@ -15,14 +15,21 @@ from typing import Any, cast
 
 from ringfence.core.errors import Unavailable
 from ringfence.core.model import Json
+from ringfence.sandbox.files.paths import shown
 
 CREDIT = 256 * 1024
 _FRAME = struct.Struct(">IcI")
 _WORD = struct.Struct(">I")
 _LONGEST = 1024 * 1024
 _PIECE = 64 * 1024
+_LONGEST_SAID = 300
 _LONGEST_RESULT = 256 * 1024
 _MOST_ERRORS = 1024 * 1024
+_ABOVE = 70_000
+"""So much more than it has room for may come or be allowed: claims come whole, and a terminal's end is a byte of its
+agent's."""
+_UNSENT = 64 * 1024 * 1024
+"""More than that waits for no guest: it reads nothing."""
 
 
 class GuestGone(Exception):
@@ -42,6 +49,8 @@ class GuestOrder:
         self.number = number
         self._link = link
         self._room = CREDIT
+        self._unread = 0
+        """What has come and was not taken yet."""
         self._may_write = asyncio.Event()
         self._may_write.set()
 
@@ -84,6 +93,8 @@ class GuestOrder:
             self._output(kind, body)
         elif kind == b"W":
             self._room += _WORD.unpack(body)[0]
+            if self._room > CREDIT + _ABOVE:
+                raise ValueError("room that there is not")
             self._may_write.set()
         elif kind == b"N":
             self.on_note(_plain(body))
@@ -94,6 +105,11 @@ class GuestOrder:
             self._may_write.set()
 
     def _output(self, kind: bytes, body: bytes) -> None:
+        if not body:
+            raise ValueError("output that is none")
+        self._unread += len(body)
+        if self._unread > CREDIT + _ABOVE:
+            raise ValueError("more than it may")
         room = self.on_output(kind, body)
         if room is None:
             self._allow(len(body))
@@ -101,6 +117,7 @@ class GuestOrder:
             asyncio.ensure_future(room).add_done_callback(lambda _: self._allow(len(body)))
 
     def _allow(self, size: int) -> None:
+        self._unread -= size
         if not self.result.done():
             self._link.send(b"W", self.number, _WORD.pack(size))
 
@@ -166,6 +183,9 @@ class Link(asyncio.Protocol):
     def send(self, kind: bytes, number: int, *parts: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(_FRAME.pack(5 + sum(map(len, parts)), kind, number) + b"".join(parts))
+            if self._transport.get_write_buffer_size() > _UNSENT:
+                self._end("its agent takes nothing of what it is sent")
+                self.close()
 
     def count(self) -> None:
         """Ask for that anew."""
@@ -264,7 +284,14 @@ async def collected(channel: GuestOrder, errors: bytearray | None = None) -> Asy
     result = await channel.result
     if result.get("status") != 0:
         words = errors.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        raise Unavailable("guest_failed", f"the guest could not do it: {words or result.get('failed') or 'no reason'}")
+        raise Unavailable(
+            "guest_failed", f"the guest could not do it: {said(words or result.get('failed') or 'no reason')}"
+        )
+
+
+def said(words: object) -> str:
+    """What a guest says, for an error: its beginning, in printable form."""
+    return shown(str(words)[:_LONGEST_SAID])
 
 
 def first_words(agent: bytes, told: Mapping[str, Any], machine_code: bytes) -> bytes:

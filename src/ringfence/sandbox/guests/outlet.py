@@ -15,7 +15,7 @@ from ringfence.core.box import Serve
 from ringfence.core.errors import Unavailable
 from ringfence.core.model import Json
 from ringfence.sandbox.guests.engine import Guest
-from ringfence.sandbox.guests.link import GuestGone, GuestOrder, Link
+from ringfence.sandbox.guests.link import GuestGone, GuestOrder, Link, said
 from ringfence.sandbox.process.outlet import PORT, NetworkOutlet, proxy_environment, trusted_authorities
 
 _CERTIFICATES = "/home/user/.certificates.pem"
@@ -103,7 +103,7 @@ class CarriedOutlet:
             listening = self._listening = self._link.open({"do": "listen", "port": port})
             listening.on_note = noted
             await asyncio.wait((listens, listening.result), return_when=asyncio.FIRST_COMPLETED)
-            why = None if listens.done() else (await listening.result).get("failed", "it ended")
+            why = None if listens.done() else said((await listening.result).get("failed", "it ended"))
         except GuestGone as problem:
             why = str(problem)
         if why is not None:

@@ -8,7 +8,7 @@ from socket import socket, socketpair
 
 from ringfence.core.errors import Unavailable
 from ringfence.core.model import Json
-from ringfence.sandbox.guests.link import GuestGone, GuestOrder, Link
+from ringfence.sandbox.guests.link import GuestGone, GuestOrder, Link, said
 
 _CONNECT_SECONDS = 30.0
 _PIECE = 64 * 1024
@@ -54,7 +54,7 @@ async def _opened(link: Link, port: int, writer: asyncio.StreamWriter) -> GuestO
         async with asyncio.timeout(_CONNECT_SECONDS):
             await asyncio.wait((there, channel.result), return_when=asyncio.FIRST_COMPLETED)
         if not there.done():
-            raise ConnectionRefusedError(111, str((await channel.result).get("failed", "it ended")))
+            raise ConnectionRefusedError(111, said((await channel.result).get("failed", "it ended")))
     except GuestGone as gone:
         raise Unavailable("no_box", f"the box is gone: {gone}") from None
     except BaseException:

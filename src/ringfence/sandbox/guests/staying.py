@@ -28,7 +28,7 @@ from ringfence.sandbox.guests.files import GuestFiles, GuestPlaces
 from ringfence.sandbox.guests.files_call import WayToFiles
 from ringfence.sandbox.guests.interpreter import GuestInterpreter
 from ringfence.sandbox.guests.late_output import GuestLateOutput
-from ringfence.sandbox.guests.link import GuestGone, Link
+from ringfence.sandbox.guests.link import GuestGone, Link, said
 from ringfence.sandbox.guests.outputs import GuestOutputs
 from ringfence.sandbox.guests.port import connected
 from ringfence.sandbox.guests.step import GuestStep, whole
@@ -111,7 +111,7 @@ class StayingGuest:
         late.on_output = self.late_output.feed
 
     def files(self, on_host: tuple[str, ...] = ()) -> GuestFiles:
-        way = WayToFiles(self.link, asyncio.get_running_loop(), wake=self.wake, doze=self.doze)
+        way = WayToFiles(self.link, asyncio.get_running_loop(), wake=self.wake, doze=self.doze, end=self.guest.kill)
         return GuestFiles(way, replace(self._runs.places, on_host=on_host))
 
     # ── What runs in it ──
@@ -254,6 +254,7 @@ class StayingGuest:
         if used.memory_bytes > self.limits.memory_bytes:
             for step in list(self._steps):
                 step.end_as("oom", "memory")
+                step.must_end()
             self.kill_all()
 
     def _look_at_use(self) -> None:
@@ -332,7 +333,14 @@ class StayingGuest:
             if not self.paused:
                 return
             await self._thaw()
-            await self._ordered("go_on")
+            try:
+                await self._ordered("go_on")
+            except Unavailable:  # its programs may run again, and no clock of theirs does
+                self.guest.kill()
+                raise
+            except asyncio.CancelledError:
+                self._order("hold")
+                raise
             self._goes_on()
 
     def _goes_on(self) -> None:
@@ -392,7 +400,9 @@ class StayingGuest:
         except (GuestGone, TimeoutError) as problem:
             raise Unavailable("guest_failed", f"the agent of the box does not answer: {problem}") from None
         if result.get("status") != 0:
-            raise Unavailable("guest_failed", f"the agent of the box could not do it: {result.get('failed', '?')}")
+            raise Unavailable(
+                "guest_failed", f"the agent of the box could not do it: {said(result.get('failed', '?'))}"
+            )
 
     def give_back(self) -> int | None:
         return None

@@ -19,6 +19,8 @@ from ringfence.sandbox.process.seccomp.notifications import MAX_DENIALS
 if TYPE_CHECKING:
     from ringfence.sandbox.guests.staying import StayingGuest
 
+KILL_SECONDS = 20.0
+"""For an agent to end what it must; else its whole guest is ended: no limit rests on its word."""
 STREAMS: Mapping[bytes, Stream] = {b"1": "stdout", b"2": "stderr"}
 
 
@@ -116,6 +118,10 @@ class GuestStep:
         self.clock = PausableTimer(seconds, call)
         if not self._home.paused:
             self.clock.start()
+
+    def must_end(self) -> None:
+        """Its end was ordered: where its agent does not see to it in time, the guest is ended."""
+        self.restart_clock(KILL_SECONDS, self._home.guest.kill)
 
     def end_as(self, ended: Ended, limit: Limit | None = None) -> bool:
         """Set why it ends. False where there was a reason before, which stands."""

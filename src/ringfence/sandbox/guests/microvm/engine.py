@@ -297,7 +297,8 @@ class MicrovmGuest:
             self._looking.cancel()
         self.kill()
         self.trouble += await self._machine.remove()
-        self._engine.give_back(self._group)
+        if not self.trouble:  # else a machine may still be in it
+            self._engine.give_back(self._group)
         return self.trouble
 
 

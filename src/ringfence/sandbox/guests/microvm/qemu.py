@@ -21,6 +21,7 @@ from typing import Any
 from ringfence.core.aio import in_thread, shielded
 from ringfence.core.errors import Unavailable
 from ringfence.core.model import Json
+from ringfence.sandbox.guests.link import said
 from ringfence.sandbox.guests.microvm.machine import MachineShape, Saved
 from ringfence.sandbox.guests.microvm.memory import Memory, copied
 from ringfence.sandbox.guests.microvm.programs import Confinement, MachineProgram, Wardens
@@ -257,10 +258,10 @@ class QemuMachine:
         console.close()
 
     async def _wait(self) -> None:
-        said = await self._program.said()
+        words = await self._program.said()
         await self._listening
         self._control.close()
-        self.ended.set_result(said or _said(self._printed.decode("utf-8", "replace")) or "it ended")
+        self.ended.set_result(words or _said(self._printed.decode("utf-8", "replace")) or "it ended")
 
     async def pause(self) -> None:
         await self._asked("stop")
@@ -313,7 +314,7 @@ def _said(printed: str) -> str:
     """The last that its first process said, which explains what the kernel says of that one's end."""
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
     own = [line for line in lines if not line.startswith("[")]
-    return (own or lines or [""])[-1]
+    return said((own or lines or [""])[-1])
 
 
 _WITHOUT_MEMORY = {"capability": "x-ignore-shared", "state": True}
