@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -17,6 +19,34 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+async def test_one_party_has_a_few_threads_and_its_turns_end_with_its_work() -> None:
+    few = aio.FewThreads()
+    go = threading.Event()
+    begun: list[int] = []
+
+    def prepared(number: int) -> Callable[[], int]:
+        begun.append(number)
+        return lambda: number if go.wait(60) else -1
+
+    def refused() -> Callable[[], int]:
+        raise ValueError
+
+    working = [asyncio.ensure_future(few.do(partial(prepared, number))) for number in range(4)]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    working[0].cancel()
+    working[2].cancel()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert begun == [0, 1], "what was given up and goes on has its turn"
+    go.set()
+    assert (await working[1], await working[3]) == (1, 3)
+    for _ in range(3):
+        with pytest.raises(ValueError):
+            await few.do(refused)
+    assert await few.do(partial(prepared, 4)) == 4
 
 
 async def test_at_once_where_there_is_nothing_to_wait_for() -> None:

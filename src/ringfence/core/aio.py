@@ -196,6 +196,25 @@ class FairThreads:
         return await _shielded(working)
 
 
+class FewThreads:
+    """At most so many threads at a time for one party whose work may take long; more of it waits without a thread."""
+
+    def __init__(self, most: int = 2) -> None:
+        self._turns = asyncio.Semaphore(most)
+
+    async def do(self, prepare: Callable[[], Callable[[], T]]) -> T:
+        """Work that is prepared in the loop once there is a thread for it. Cancelling does not keep it from being done
+        then, and its turn ends only with it."""
+        await self._turns.acquire()
+        try:
+            working = asyncio.get_running_loop().run_in_executor(None, prepare())
+        except BaseException:
+            self._turns.release()
+            raise
+        working.add_done_callback(lambda _: self._turns.release())
+        return await _shielded(working)
+
+
 async def pieces_of(pieces: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
     """What an iterator gives, each piece made in a thread; no thread is held between pieces."""
     loop = asyncio.get_running_loop()

@@ -15,7 +15,7 @@ import builtins
 import itertools
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import aclosing, closing, nullcontext
+from contextlib import aclosing, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -413,10 +413,11 @@ class SessionManager:
     async def _inspect(self, owner: Owner, id: str, path: str, work: Callable[[BoxFiles], T]) -> T:
         """Read files of a session, or the output that was kept of one that has ended, in a thread. The session need not
         be running."""
-        files = self._readable(owner, id, path)
         session = self._sessions.get(id)
-        with session.in_use if session is not None else nullcontext():
-            return await in_thread(then_close(files, work))
+        if session is None or session.owner != owner:
+            return await in_thread(then_close(self._readable(owner, id, path), work))
+        with session.in_use:
+            return await session.file_work.do(lambda: then_close(self._readable(owner, id, path), work))
 
     def _readable(self, owner: Owner, id: str, path: str) -> BoxFiles:
         """The files of a session, or the output that was kept of one that has ended. The caller closes it."""

@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar, Unpack
 
-from ringfence.core.aio import PausableTimer, fed, in_thread, shielded
+from ringfence.core.aio import FewThreads, PausableTimer, fed, in_thread, shielded
 from ringfence.core.box import BoxReport, FileFact, Limits, Stream
 from ringfence.core.box_files import BoxFiles, Changed, FileChanges
 from ringfence.core.errors import Refused, RingfenceError, Unavailable, WorkProgress
@@ -114,6 +114,8 @@ class Session:
         self.secrets: RemoteSecrets | None = None
         """Set where the box may use secrets."""
         self.in_use = UseCounter()
+        self.file_work = FewThreads()
+        """A box can make work on its files take long: it takes no thread from others."""
         """The session is not idle while this is entered."""
         self._shared = shared
         self._tasks = shared.tasks
@@ -721,9 +723,11 @@ class Session:
             with WorkProgress():
                 await self._ensure_running()
             async with self._lock.shared():
-                with WorkProgress():
-                    files = self.files()
-                return await in_thread(then_close(files, work))
+                return await self.file_work.do(lambda: self._change_of(work))
+
+    def _change_of(self, work: Callable[[BoxFiles], T]) -> Callable[[], T]:
+        with WorkProgress():
+            return then_close(self.files(), work)
 
     async def unpack(self, path: str, stream: AsyncIterator[bytes]) -> list[FileFact]:
         """Cancelling ends it, and leaves nothing half-written."""
