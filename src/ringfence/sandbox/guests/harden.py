@@ -61,13 +61,14 @@ def harden_further(told: dict[str, Any], code: bytes) -> tuple[list[str], int]:
     Returns as `harden` does. Raises OSError where the filter cannot be applied.
     """
     done = []
-    with contextlib.suppress(OSError):
-        _leave_root_behind(told["user"])
-        done.append("user")
-        kernel.call("unshare", kernel.NEWNS)
-        for step in (_devices, _read_only, _covers, _terminals, _read_only):  # what is covered, and what covers it
-            step(told)
-            done.append(step.__name__[1:])
+    if "user" in told:  # or its engine has made such a namespace already
+        with contextlib.suppress(OSError):
+            _leave_root_behind(told["user"])
+            done.append("user")
+            kernel.call("unshare", kernel.NEWNS)
+            for step in (_devices, _read_only, _covers, _terminals, _read_only):  # what is covered, and what covers it
+                step(told)
+                done.append(step.__name__[1:])
     _give_up_rights(bounding="user" in done)
     if landlock.version():
         _landlock(told)
