@@ -165,7 +165,7 @@ def test_a_line_that_is_wrong_is_named_before_anything_runs(
         (("--shell", "ls"), 2, "--batch and --shell: give one of them"),
         (("--facts", "-"), 2, "--batch and --facts: give one of them; with --batch, the facts are in each line"),
         (("--workers", "0"), 2, "Invalid value for '--workers'"),
-        (("--backend", "docker"), 125, "ringfence: sandbox backend docker is not built yet"),
+        (("--backend", "microsandbox"), 125, "ringfence: sandbox backend microsandbox is not built yet"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(batch: Path, words: tuple[str, ...], code: int, problem: str) -> None:

@@ -242,7 +242,7 @@ def test_a_configuration_in_this_folder_is_not_taken(tmp_path: Path) -> None:
     [
         (("-c", "1", "--allow", "http://example.org"), 2, "--allow http://example.org: "),
         (("-c", "1", "--allow", "example.org:0"), 2, "--allow example.org:0: '0' is not a port"),
-        (("-c", "1", "--backend", "docker"), 125, "sandbox backend docker is not built yet"),
+        (("-c", "1", "--backend", "microsandbox"), 125, "sandbox backend microsandbox is not built yet"),
         (("-c", "1", "--config", "missing.yaml"), 2, "missing.yaml: there is no such file"),
         (("-c", "1", "--template", "dta"), 2, "there is no template"),
         (("-c", "1", "--memory", "-5"), 2, "Invalid value for '--memory'"),

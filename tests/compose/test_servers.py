@@ -61,5 +61,5 @@ async def test_packages_that_were_altered_are_not_run(tmp_path: Path, hostile_co
 async def test_what_cannot_be_looked_at() -> None:
     seen = await inspect_server(ServerSpec("none", ("/no/such/server",)), SandboxSettings())
     assert seen.problem is not None and "there is no program" in seen.problem
-    seen = await inspect_server(ServerSpec("none", ("true",)), SandboxSettings(backend="docker"))
+    seen = await inspect_server(ServerSpec("none", ("true",)), SandboxSettings(backend="microsandbox"))
     assert seen.problem is not None and "not built" in seen.problem

@@ -12,7 +12,18 @@ from hypothesis import strategies as st
 from ringfence.core import canonical
 from ringfence.core.box import CommandRules, Listening, Mount
 from ringfence.core.errors import Refused
-from ringfence.core.model import Contract, Definition, LabelWhen, Mode, Rate, ResultPolicy, Retry, Status, Transport
+from ringfence.core.model import (
+    Contract,
+    Definition,
+    DirectRequest,
+    LabelWhen,
+    Mode,
+    Rate,
+    ResultPolicy,
+    Retry,
+    Status,
+    Transport,
+)
 from ringfence.core.schema import MAX_COST, Schema
 from ringfence.governance.contract import (
     GONE,
@@ -66,6 +77,7 @@ def test_explicit_keys_beat_the_mode() -> None:
 def test_every_key_arrives() -> None:
     contract = built(
         transport="direct",
+        request=DirectRequest("GET", "https://a.example"),
         server="helpdesk",
         tool="tickets.create",
         mode="read",
@@ -145,6 +157,7 @@ def test_the_digest_covers_every_other_field() -> None:
         "effects": replace(base.effects, reversible=True), "labels": ("l",), "meta": ("m",),
         "labels_when": (LabelWhen("l", "true"),), "place": "args.p",
         "record": "full",
+        "request": DirectRequest("GET", "https://a.example"),
     }  # fmt: skip
     assert set(others) == {field.name for field in fields(Contract)} - {"digest"}
     digests = {sealed(replace(base, **{name: value})).digest for name, value in others.items()}

@@ -19,7 +19,7 @@ NAMES = [
     if row.stays
 ]
 """The others take long to start, or need a daemon."""
-PROCESS_ALONE = pytest.mark.parametrize("name", ["process"])
+PROCESS_ALONE = pytest.mark.parametrize("name", ["process"], scope="module")
 """For a test of what boxes of that backend alone have, such as a zygote."""
 
 

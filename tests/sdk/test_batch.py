@@ -128,7 +128,7 @@ def test_one_that_fails_harms_no_other(configured: Path) -> None:
         "print('evil')",
         {"code": "print(1)", "template": "dta"},
         {"code": "print(1)", "inputs": {"a": Path("/nonexistent/a")}},
-        {"code": "print(1)", "backend": "docker"},
+        {"code": "print(1)", "backend": "microsandbox"},
         {"code": "while True: pass", "timeout": 0.2},
         "a\0b",
         "print('last')",
@@ -267,8 +267,8 @@ def test_a_folder_of_output_that_is_a_link_is_refused_before_anything_runs(tmp_p
 
 def test_where_nothing_can_run_at_all_the_batch_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert map_code([]) == []
-    with pytest.raises(Unavailable, match="docker is not built yet"):
-        map_code(["1"], backend="docker")
+    with pytest.raises(Unavailable, match="microsandbox is not built yet"):
+        map_code(["1"], backend="microsandbox")
     engine.close()
     monkeypatch.setenv("RINGFENCE_CONFIG", str(tmp_path / "missing.yaml"))
     with pytest.raises(ConfigError, match="does not exist"):

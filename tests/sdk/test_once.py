@@ -117,7 +117,7 @@ def test_a_callback_that_raises_ends_the_run() -> None:
         ({"limits": Limits(memory_bytes=-1)}, ValueError, "memory_bytes must be"),
         ({"limits": Limits(processes=10**9)}, ValueError, "processes must be"),
         ({"template": "dta"}, Refused, "there is no template"),
-        ({"backend": "docker"}, Unavailable, "docker is not built yet"),
+        ({"backend": "microsandbox"}, Unavailable, "microsandbox is not built yet"),
         ({"netwrok": True}, TypeError, "there is no option netwrok"),
         ({"network": ["a b"]}, Refused, "invalid network"),
         ({"network": "nowhere"}, Unavailable, "there is no network 'nowhere'"),

@@ -241,7 +241,7 @@ def test_what_a_step_may_have_left_in_a_volume_is_no_step_without_effect() -> No
         ({"idle": float("inf")}, ValueError, "idle must be a number"),
         ({"limits": Limits(memory_bytes=-1)}, ValueError, "memory_bytes must be"),
         ({"template": "dta"}, Refused, "there is no template"),
-        ({"backend": "docker"}, Unavailable, "docker is not built yet"),
+        ({"backend": "microsandbox"}, Unavailable, "microsandbox is not built yet"),
         ({"network": ["a b"]}, Refused, "invalid network"),
         ({"network": "nowhere"}, Unavailable, "there is no network 'nowhere'"),
         ({"secrets": ["a"]}, Unavailable, "there is no secret 'a'"),

@@ -104,7 +104,7 @@ def test_a_volume_is_made_mounted_and_removed(box: str) -> None:
 
 WRONG = {
     "no such box": (("pause", "box_nowhere"), 2, "box_nowhere"),
-    "a backend that is not there": (("create", "--backend", "docker"), 125, "docker is not built yet"),
+    "a backend that is not there": (("create", "--backend", "microsandbox"), 125, "microsandbox is not built yet"),
     "a template that is not there": (("create", "--template", "dta"), 2, "there is no template"),
     "a volume as it is not written": (("create", "--volume", "x"), 2, "NAME:AT"),
     "words as they are not written": (("create", "--metadata", "x"), 2, "--metadata x: write it as NAME=VALUE"),

@@ -322,17 +322,20 @@ async def test_nothing_is_left_of_one_that_was_cancelled(backend: Backend) -> No
 
 
 async def test_nothing_is_left_of_a_supervisor_that_was_killed(backend: Backend, state: Path) -> None:
-    before = set(Path(tempfile.gettempdir()).glob("ringfence-oci-*"))
+    own = Path(tempfile.mkdtemp(prefix="ringfence-killed-"))  # not the one of tests that run beside this one
+    own.chmod(0o711)
     words = (sys.executable, "-c", SUPERVISOR.replace("1000", "8765"), str(state))
-    process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE)
+    env = {**os.environ, "TMPDIR": str(own)}
+    process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE, env=env)
     assert process.stdout is not None
     assert await process.stdout.readline() == b"begun\n"
-    folders = set(Path(tempfile.gettempdir()).glob("ringfence-oci-*")) - before
+    folders = set(own.glob("ringfence-oci-*"))
     assert len(folders) == 1
     process.kill()
     await process.wait()
     while sleeping("8765") or any(each.exists() for each in folders):
         await asyncio.sleep(0.02)
+    own.rmdir()
 
 
 def sleeping(seconds: str) -> list[int]:

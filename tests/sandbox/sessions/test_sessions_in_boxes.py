@@ -9,7 +9,7 @@ import random
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,10 @@ class Home:
         self.manager = manager
         self.folder = folder
 
+    def exists(self, box: str, name: str) -> bool:
+        with closing(self.manager.get(ME, box).files()) as files:
+            return files.exists(name)
+
     async def create(self, **how: Any) -> str:
         return (await self.manager.create(ME, SessionSpec(**how))).id
 
@@ -68,7 +72,7 @@ class Home:
     async def up(self, box: str, name: str = "up") -> None:
         """Until a program has made this file there."""
         async with asyncio.timeout(tooling.PATIENCE):
-            while not await in_thread(lambda: self.manager.get(ME, box).files().exists(name)):
+            while not await in_thread(lambda: self.exists(box, name)):
                 await asyncio.sleep(0.02)
 
     def living(self, box: str) -> LiveBox:
