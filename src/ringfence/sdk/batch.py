@@ -18,6 +18,7 @@ from typing import Any, TypeVar, Unpack, cast
 
 import anyio
 
+from ringfence.compose.backends import row_of
 from ringfence.compose.run_request import RunRequest
 from ringfence.core.errors import RingfenceError
 from ringfence.core.record import dataclass
@@ -88,6 +89,9 @@ def _checked(programs: Iterable[Program], options: OnceOptions) -> list[_Checked
         raise TypeError("programs is a list of programs; for one program there is run_code")
     known(options, OnceOptions)
     request_of("", options)
+    named = options.get("backend")
+    if named is not None and named != "auto":
+        row_of(named)  # without it nothing could run at all
     out: list[_Checked] = []
     for index, program in enumerate(programs):
         try:
