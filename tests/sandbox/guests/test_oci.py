@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -335,7 +336,7 @@ async def test_nothing_is_left_of_a_supervisor_that_was_killed(backend: Backend,
     await process.wait()
     while sleeping("8765") or any(each.exists() for each in folders):
         await asyncio.sleep(0.02)
-    own.rmdir()
+    shutil.rmtree(own, ignore_errors=True)
 
 
 def sleeping(seconds: str) -> list[int]:
